@@ -214,8 +214,8 @@ void DeviceReduction::begin_settling(const CopyStream& copies) {
   for (std::size_t place = 0; place < means_.size(); ++place) {
     if (!unit_.trained(place).local.is_cpu()) continue;
     if (!scope) scope.emplace(copies);
-    // On the host: its optimizers step on offloaded shards.
     const at::Tensor mean = means_[place];
+    // On the host: its optimizers step on offloaded shards.
     const auto options = mean.options().device(at::kCPU);
     means_[place] = at::empty(mean.sizes(), options.pinned_memory(true))
                         .copy_(mean, /*non_blocking=*/true);
