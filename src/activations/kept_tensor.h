@@ -42,8 +42,7 @@ inline bool is_of_parameter(const at::Tensor& tensor) {
   const auto is_trained = [](const at::TensorBase& each) {
     return each.is_leaf() && each.requires_grad();
   };
-  return is_trained(tensor) ||
-      (tensor.is_view() && is_trained(tensor._base()));
+  return is_trained(tensor) || (tensor.is_view() && is_trained(tensor._base()));
 }
 
 }  // namespace accelerate::detail

@@ -117,7 +117,8 @@ TEST_F(PlanCommand, KeepsShardsOnADiskThatIsGiven) {
           HasSubstr("per rank\n"),
           HasSubstr("offload_optimizer_nvme_path: \"/scratch\"\n")));
   EXPECT_THAT(
-      plan({"--on_disk", "yes"}).err, HasSubstr("(--disk_speed) must be above 0"));
+      plan({"--on_disk", "yes"}).err,
+      HasSubstr("(--disk_speed) must be above 0"));
 }
 
 TEST_F(PlanCommand, AppliesItsBestToTheConfigFile) {

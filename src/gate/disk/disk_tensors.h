@@ -14,8 +14,8 @@
 
 #include "base/files/scratch_file.h"
 #include "base/files/transfer_queue.h"
-#include "gate/gate.h"
 #include "gate/disk/aligned_memory.h"
+#include "gate/gate.h"
 
 namespace accelerate::detail {
 
