@@ -150,8 +150,9 @@ struct FullyShardedDataParallelOptions {
   /// With offload_directory: a parameter is stepped on by the backward that
   /// ends a window, as soon as its gradient is complete, so that the gradient
   /// needs no file, and the disk no time of its own. optimizer.step() then
-  /// steps on the others. Needs one backward per window, replicas of nothing,
-  /// and neither clipping nor a loss scaler (fp16), which need all gradients.
+  /// steps on the others. One backward must end each window. Refused with
+  /// replicas of shards, clipping and a loss scaler (fp16), which need all
+  /// gradients at once.
   /// Unset: false.
   std::optional<bool> step_in_backward = std::nullopt;
   /// Modules that are not sharded: a regular expression that matches their

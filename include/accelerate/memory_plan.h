@@ -31,8 +31,8 @@ enum class MemorySplit {
 /// "replicated", "ZeRO-1", "ZeRO-2", "full shard" or "hybrid shard".
 [[nodiscard]] ACCELERATE_API std::string_view name_of(MemorySplit split);
 
-/// What files on a disk keep while nothing uses it (offload_directory, "nvme"),
-/// as far as it is sharded.
+/// What lies in files on a disk while nothing uses it (offload_directory,
+/// "nvme"), as far as it is sharded.
 enum class KeptOnDisk {
   nothing,
   /// Gradients, optimizer state and master weights.
@@ -132,7 +132,7 @@ struct MemoryPlanOptions {
   /// Class names of the modules that are gathered and recomputed as a unit.
   /// Empty: the elements of the outermost Sequentials and ModuleLists.
   std::vector<std::string> unit_classes = {};
-  /// What files keep in every case that shards it, and on one rank.
+  /// What lies in files, on one rank and in every case that shards it.
   KeptOnDisk on_disk = KeptOnDisk::nothing;
   /// See ReplicateOptions.
   bool gradient_as_bucket_view = false;

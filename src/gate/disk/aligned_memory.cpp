@@ -29,8 +29,7 @@ at::Tensor AlignedMemory::make(std::uint64_t bytes) const {
       bytes >= kHugePage ? kHugePage : ScratchFile::kAlignment;
   if (::posix_memalign(&memory, alignment, bytes) != 0) {
     throw Error(format(
-        "[gate] there must be {} of memory for a tensor that lies in a "
-        "file, "
+        "[gate] there must be {} of memory for a tensor that lies in a file, "
         "but there is less",
         format_size(static_cast<double>(bytes))));
   }
