@@ -604,6 +604,10 @@ TEST(Plan, UsesADiskWhereMemoryIsTooSmall) {
   EXPECT_THAT(text, HasSubstr("  zero_stage: 3\n"));
   EXPECT_THAT(text, HasSubstr("  offload_optimizer_device: nvme\n"));
   EXPECT_THAT(text, HasSubstr("  offload_param_nvme_path: \"/a disk\"\n"));
+  LayoutPlanOptions lomo = with_disk(1);
+  lomo.optimizer = "lomo";
+  for (const PlannedLayout& each : plan_layout(llama(), lomo).layouts())
+    EXPECT_FALSE(each.layout.on_disk);
   options.on_disk = false;
   EXPECT_TRUE(plan_layout(llama(), options).layouts().empty());
   options.on_disk = std::nullopt;

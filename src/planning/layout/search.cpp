@@ -82,8 +82,9 @@ class Search {
     return !fixed || choice == *fixed;
   }
   [[nodiscard]] bool has_files(const TrainingLayout& layout) const {
+    // Sharded models refuse LOMO.
     return options_.cluster->disk_bytes_per_second > 0 &&
-        may_have_files(layout);
+        options_.optimizer != "lomo" && may_have_files(layout);
   }
 
   [[nodiscard]] bool is_worth_trying_context(int degree) const {
