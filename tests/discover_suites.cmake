@@ -1,8 +1,9 @@
 # Read by ctest: registers a GoogleTest program as one test. Loading LibTorch takes half a second, as long as dozens of small
-# cases, so cases registered individually would spend most of their time on it. If the environment has
-# ACCELERATE_TEST_SUITES, as with `make test TESTS=regex`, each suite is a test, so that it can be selected.
+# cases, so cases registered individually would spend most of their time on it. If by_suite is set, or the environment
+# has ACCELERATE_TEST_SUITES, as with `make test TESTS=regex`, each suite is a test, so that it can be selected.
 #   program     its path
 #   program_name  the name of the test
+#   by_suite    whether each suite is always a test
 #   prefix      begins the names of the tests
 #   filter      GoogleTest's filter for the cases
 #   rank_sources  files whose suites are registered; none means all. The filter then begins with - and only excludes
@@ -29,7 +30,7 @@ if(rank_sources)
   set(filter "${patterns}${filter}")
 endif()
 
-if(NOT "$ENV{ACCELERATE_TEST_SUITES}")
+if(NOT by_suite AND NOT "$ENV{ACCELERATE_TEST_SUITES}")
   add_test("${prefix}${program_name}" "${program}" "--gtest_filter=${filter}" --gtest_brief=1)
   set_tests_properties("${prefix}${program_name}" PROPERTIES ${properties})
   return()

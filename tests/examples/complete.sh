@@ -101,7 +101,7 @@ adapters_on_quantized)
   is_true "$(value base 'loss [0-9.]+ before, ([0-9.]+) after') < 0.7 * $(value base 'loss ([0-9.]+) before, [0-9.]+ after')"
   for case in "1 nf4" "2 int8"; do
     read -r ranks type <<<"$case"
-    on "$ranks" "$ranks$type" --base base --text "$root"/include/accelerate/m*.h --type "$type" --output "$ranks$type"
+    on "$ranks" "$ranks$type" --base base --text "$root"/include/accelerate/m*.h --type "$type" --output "$ranks$type" --steps 150
     line='loss of the base ([0-9.]+), with the adapter ([0-9.]+), loaded again ([0-9.]+)'
     sed -nE "s/^$line\$/\\1 \\2 \\3/p" "$ranks$type.output" >losses
     read -r before after again <losses

@@ -34,6 +34,9 @@ bool can_run_on(int num_ranks);
 /// Whether thread_transport.h connects the ranks. Other transports take longer;
 /// suites with very many combinations can try only some of them there.
 bool ranks_connect_as_threads();
+/// Whether they connect as they do for users, by the transport that the library
+/// chooses.
+bool ranks_connect_by_default();
 
 using RankFunction = std::function<void(const WorldOptions&)>;
 
