@@ -92,7 +92,8 @@ class ACCELERATE_API ExportedModuleImpl : public torch::nn::Module {
 
 namespace detail {
 class LoadedProgram;
-}
+class ProgramStages;
+}  // namespace detail
 
 /// A program of torch.export as a module. Its submodules, parameters and
 /// buffers have Python's names and class names. train() and eval() act on
@@ -150,12 +151,9 @@ class ACCELERATE_API ExportedModelImpl : public ExportedModuleImpl,
   /// those in branches and loops.
   [[nodiscard]] std::size_t num_instructions() const;
 
-  /// The program that forward() runs, for the library's own use.
-  [[nodiscard]] const detail::LoadedProgram& program() const {
-    return *program_;
-  }
-
  private:
+  friend class detail::ProgramStages;
+
   [[nodiscard]] bool is_embedding(const at::Tensor& parameter) const override;
   [[nodiscard]] ParallelizePlan own_plan() const override;
   std::vector<at::Tensor> divide(

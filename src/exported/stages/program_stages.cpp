@@ -67,9 +67,9 @@ ProgramStages::Graph::Graph(
 ProgramStages::ProgramStages(const ExportedModelImpl& model)
     : model_(model), names_(model) {
   const auto blocks = blocks_of(model);
-  graphs_.emplace_back(model.program().training, names_, blocks);
-  if (model.program().evaluation)
-    graphs_.emplace_back(*model.program().evaluation, names_, blocks);
+  graphs_.emplace_back(model.program_->training, names_, blocks);
+  if (model.program_->evaluation)
+    graphs_.emplace_back(*model.program_->evaluation, names_, blocks);
 }
 
 // Why no stage can begin at a module in one graph; completes "must".
@@ -164,8 +164,8 @@ class ProgramStages::Division {
     for (std::size_t i = 0; i <= points.size(); ++i) {
       ProgramStage stage;
       if (i > 0) stage.name = points[i - 1];
-      stage.program.output_names = model_.program().output_names;
-      stage.program.exported_on = model_.program().exported_on;
+      stage.program.output_names = model_.program_->output_names;
+      stage.program.exported_on = model_.program_->exported_on;
       for (const Graph& graph : stages.graphs_) {
         const std::size_t size = graph.bound.code().instructions.size();
         const std::size_t begin =
