@@ -15,7 +15,8 @@ function(accelerate_settings target)
   target_compile_features(${target} PUBLIC cxx_std_20)
   # Applies to debug builds, too: see AccelerateLibTorch.cmake.
   target_compile_definitions(${target} PRIVATE NDEBUG)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow ${ACCELERATE_COMPILER_HEAP})
+  # Clang's -Wshadow also counts globals of other files that are compiled together.
+  target_compile_options(${target} PRIVATE -Wall -Wextra $<$<CXX_COMPILER_ID:GNU>:-Wshadow> ${ACCELERATE_COMPILER_HEAP})
   if(ACCELERATE_WARNINGS_AS_ERRORS)
     target_compile_options(${target} PRIVATE -Werror)
   endif()

@@ -2,6 +2,7 @@
 
 #include <compare>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "planning/pipeline/schedule.h"
@@ -32,9 +33,20 @@ struct PipelineOperation {
   int micro_batch = 0;  ///< 0 for operations that concern all
   std::vector<PipelineOperation> parts = {};
 
-  std::strong_ordering operator<=>(const PipelineOperation&) const = default;
-  bool operator==(const PipelineOperation&) const = default;
+  std::strong_ordering operator<=>(const PipelineOperation& other) const;
+  bool operator==(const PipelineOperation& other) const;
 };
+// Written out because Clang cannot default it for a type with a vector of itself.
+inline bool PipelineOperation::operator==(
+    const PipelineOperation& other) const {
+  return std::tie(kind, stage, micro_batch, parts) ==
+      std::tie(other.kind, other.stage, other.micro_batch, other.parts);
+}
+inline std::strong_ordering PipelineOperation::operator<=>(
+    const PipelineOperation& other) const {
+  return std::tie(kind, stage, micro_batch, parts) <=>
+      std::tie(other.kind, other.stage, other.micro_batch, other.parts);
+}
 
 /// Formats an operation as PyTorch does: "4F0" is the forward of stage 4 and
 /// micro-batch 0, "4B0" its backward, "4I0" and "4W0" the halves of the
