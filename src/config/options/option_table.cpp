@@ -182,7 +182,7 @@ std::string as_code(std::string_view content) {
   return content.empty() ? std::string() : format("`{}`", content);
 }
 
-std::string default_cell(const OptionSpec& spec) {
+std::string default_of(const OptionSpec& spec) {
   if (!spec.python_default) return as_code(spec.default_value);
   return format(
       "{}{}Python: {}",
@@ -207,6 +207,20 @@ std::string_view mark_of(OptionUse use) {
   return "";
 }
 
+// One line, so that a search for a name finds all there is about it.
+std::string entry(const OptionSpec& spec) {
+  std::string text = format("* **`{}`**", spec.key);
+  for (const std::string_view name : {spec.flag, spec.variable}) {
+    if (!name.empty()) text += format(", `{}`", name);
+  }
+  if (const std::string_view mark = mark_of(spec.use); !mark.empty())
+    text += format(" (`{}`)", mark);
+  text += format("<br>{}<br>*{}", spec.help, allowed(spec));
+  if (const std::string value = default_of(spec); !value.empty())
+    text += "; default: " + value;
+  return text + "*\n";
+}
+
 }  // namespace
 
 std::string options_page() {
@@ -215,22 +229,9 @@ std::string options_page() {
   for (const OptionSpec& spec : option_table()) {
     if (spec.group != group) {
       group = spec.group;
-      page += format(
-          "\n"
-          "## {}\n\n"
-          "| key | flag | variable | value | default | | meaning |\n"
-          "| --- | --- | --- | --- | --- | --- | --- |\n",
-          group);
+      page += format("\n## {}\n\n", group);
     }
-    page += format(
-        "| {} | {} | {} | {} | {} | {} | {} |\n",
-        as_code(spec.key),
-        as_code(spec.flag),
-        as_code(spec.variable),
-        allowed(spec),
-        default_cell(spec),
-        mark_of(spec.use),
-        spec.help);
+    page += entry(spec);
   }
   page += kPageEnd;
   return page;
