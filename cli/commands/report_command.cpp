@@ -179,8 +179,7 @@ int self_check(
   const int code = run_shown(command);
   std::printf(
       code == 0 ? "All is well: programs can train on this layout.\n"
-                : "Something does not work; see the line "
-                  "above that says FAILED.\n");
+                : "Something does not work; see the lines above.\n");
   return code;
 }
 
