@@ -103,4 +103,5 @@ def main():
     print("all as expected")
 
 
-main()
+if __name__ == "__main__":
+    main()
