@@ -7,6 +7,7 @@ import base64
 import json
 import os
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -72,7 +73,7 @@ class Browser:
         self.process = subprocess.Popen(
             [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-port=0",
              "--remote-allow-origins=*", f"--user-data-dir={profile}", "about:blank"],
-            stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+            stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True)
         for line in self.process.stderr:
             if "DevTools listening on " in line:
                 address = line.split()[-1]
@@ -87,7 +88,9 @@ class Browser:
         return Page(pages[0]["webSocketDebuggerUrl"])
 
     def close(self):
-        self.process.kill()
+        """Ends all processes of the browser, and returns when none can write to the profile any more."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.stderr.read()  # ends when the last of them has
         self.process.wait()
 
 
