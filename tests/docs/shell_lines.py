@@ -189,7 +189,7 @@ def main():
     root, build, listed = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve(), read_list(Path(sys.argv[3]))
     flags = tool_flags(root / "docs/reference/command_line.md")
     targets = set(re.findall(r"^([a-z_-]+):", (root / "Makefile").read_text(), re.M))
-    pages = [*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "examples").rglob("*.md")]
+    pages = [*root.glob("*.md"), *(page for place in ("docs", "examples", "packaging") for page in (root / place).rglob("*.md"))]
     names = sorted(path.relative_to(root).as_posix() for path in pages)
     faults = [f"no such page: {page}" for page in listed if page not in names]
     count = 0
