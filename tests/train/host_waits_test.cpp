@@ -67,7 +67,9 @@ Step train(
       scope.emplace(accelerator.maybe_context_parallel({own}, {1}));
     }
     const at::Tensor output = model(own);
-    at::Tensor loss = output.square().mean();
+    at::Tensor loss = scope
+        ? scope->mean(output.square().sum(), torch::tensor(output.numel()))
+        : output.square().mean();
     if constexpr (std::is_same_v<Net, testing::ExpertNet>)
       loss = loss + auxiliary_loss(*net);
     accelerator.backward(loss);

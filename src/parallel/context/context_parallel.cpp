@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <ATen/Functions.h>
+#include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -97,23 +98,26 @@ class MeanOverRanks : public torch::autograd::Function<MeanOverRanks> {
       const at::Tensor& sum,
       const at::Tensor& count,
       const Group& group) {
+    // Programs count labels on the host, too.
     const at::Tensor totals = at::stack(
-        {sum.reshape({}).to(at::kDouble), count.reshape({}).to(at::kDouble)});
+        {sum.reshape({}).to(at::kDouble),
+         count.reshape({}).to(
+             sum.device(), at::kDouble, /*non_blocking=*/true)});
     if (group.size() > 1) group.all_reduce(totals);
-    const double tokens = totals[1].item<double>();
+    const at::Tensor tokens = totals[1], has_any = tokens > 0;
+    const at::Tensor divisor = tokens.masked_fill(has_any.logical_not(), 1);
     context->saved_data["factor"] =
-        tokens > 0 ? static_cast<double>(group.size()) / tokens : 0.0;
-    const at::Tensor mean = tokens > 0 ? totals[0] / tokens : totals[0];
-    return mean.to(sum.scalar_type());
+        at::full_like(divisor, group.size()) / divisor * has_any;
+    return (totals[0] / divisor).to(sum.scalar_type());
   }
 
   static variable_list backward(
       AutogradContext* context,
       const variable_list& grads) {
-    return {
-        grads[0] * context->saved_data["factor"].toDouble(),
-        at::Tensor(),
-        at::Tensor()};
+    const at::ScalarType dtype = grads[0].scalar_type();
+    const at::Tensor factor =
+        context->saved_data["factor"].toTensor().to(at::toOpMathType(dtype));
+    return {(grads[0] * factor).to(dtype), at::Tensor(), at::Tensor()};
   }
 };
 
