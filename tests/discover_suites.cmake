@@ -8,6 +8,7 @@
 #   filter      GoogleTest's filter for the cases
 #   rank_sources  files whose suites are registered; none means all. The filter then begins with - and only excludes
 #   properties  properties of each test
+#   labels      their labels, unless the properties have them
 #   list        the file that caches the cases until the program changes
 if(NOT EXISTS "${program}")
   get_filename_component(name "${program}" NAME)
@@ -33,6 +34,9 @@ endif()
 if(NOT by_suite AND NOT "$ENV{ACCELERATE_TEST_SUITES}")
   add_test("${prefix}${program_name}" "${program}" "--gtest_filter=${filter}" --gtest_brief=1)
   set_tests_properties("${prefix}${program_name}" PROPERTIES ${properties})
+  if(labels)
+    set_tests_properties("${prefix}${program_name}" PROPERTIES LABELS "${labels}")
+  endif()
   return()
 endif()
 
@@ -65,4 +69,7 @@ foreach(suite IN LISTS suites)
   string(SUBSTRING "${cases_of_${suite}}" 1 -1 cases)
   add_test("${name}" "${program}" "--gtest_filter=${cases}" --gtest_brief=1)
   set_tests_properties("${name}" PROPERTIES ${properties})
+  if(labels)
+    set_tests_properties("${name}" PROPERTIES LABELS "${labels}")
+  endif()
 endforeach()

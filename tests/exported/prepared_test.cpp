@@ -76,7 +76,7 @@ std::vector<double> losses_of(const Training& run) {
       torch::Tensor sum = torch::zeros({});
       for (const torch::Tensor& part : own.chunk(window)) {
         const MicroStep micro_step = accelerator.accumulate(model);
-        const auto ids = part.contiguous();
+        const auto ids = part.contiguous().to(accelerator.device());
         const auto loss = loss_for(
             ids, run.program, [&, &model = model](const auto&... inputs) {
               return model(inputs...);

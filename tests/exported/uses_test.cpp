@@ -238,8 +238,10 @@ TEST_P(ExportedSequences, AreDividedForContextParallelism) {
       torch::optim::SGD sgd(net->parameters(), 0.1);
       auto [model, optimizer] = accelerator.prepare(net, sgd);
       for (int step = 0; step < kSteps; ++step) {
-        auto ids = ids_of(step), labels = ids.roll(-1, 1);
-        auto places = torch::arange(8).expand({4, 8}).contiguous();
+        auto ids = ids_of(step).to(accelerator.device());
+        auto labels = ids.roll(-1, 1);
+        auto places =
+            torch::arange(8).expand({4, 8}).contiguous().to(ids.device());
         const auto sequence = accelerator.maybe_context_parallel(
             {ids, labels, places}, {1, 1, 1});
         accelerator.backward(torch::nn::functional::cross_entropy(

@@ -89,6 +89,7 @@ Outcome train(const Case& each, const WorldOptions& world) {
   for (int step = 0; step < each.steps; ++step) {
     const Tensor mine =
         Net::inputs(step, kSamples)
+            .to(accelerator.device())
             .narrow(Net::kSampleDim, mesh.batch_rank() * share, share);
     const Tensor loss = loss_of(model(mine).to(torch::kFloat));
     accelerator.backward(loss);
@@ -179,7 +180,7 @@ void expect_refused(
               {.parallel = {.tensor = num_ranks, .parallelize_plan = plan},
                .world = world});
           const auto model = accelerator.prepare(std::make_shared<Net>());
-          (void)model(Net::inputs(0, 4));
+          (void)model(Net::inputs(0, 4).to(accelerator.device()));
         });
       },
       why);

@@ -208,7 +208,7 @@ void expect_like_one_process(const Case& each) {
     auto optimizer = accelerator.prepare(sgd);
     std::vector<double> losses;
     for (int step = 0; step < kSteps; ++step) {
-      const Tensor x = inputs_of(step, each.time);
+      const Tensor x = inputs_of(step, each.time).to(accelerator.device());
       optimizer.zero_grad();
       losses.push_back(pipeline.step(x, x.cos(), &loss_of).loss.item<double>());
       optimizer.step();

@@ -34,6 +34,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/set_native.h>
+#include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
@@ -391,12 +392,14 @@ class Hooks final : public at::PrivateUse1HooksInterface {
 at::Tensor on_host(const at::Tensor& tensor) {
   if (tensor.is_cpu()) return tensor;
   // The deleter keeps `tensor` alive as long as the alias.
-  return at::from_blob(
+  at::Tensor alias = at::from_blob(
       tensor.data_ptr(),
       tensor.sizes(),
       tensor.strides(),
       [tensor](void*) {},
       tensor.options().device(at::kCPU));
+  if (tensor.is_conj()) alias = alias.conj();
+  return tensor.is_neg() ? alias._neg_view() : alias;
 }
 
 at::Tensor empty(
@@ -711,6 +714,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("view_as_complex", [](const at::Tensor& tensor) {
     return at::native::view_as_complex(tensor);
   });
+  library.impl("unfold", &at::native::unfold);
   library.impl("view", [](const at::Tensor& tensor, at::IntArrayRef sizes) {
     return at::native::view(tensor, sizes);
   });
@@ -730,6 +734,13 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
          at::IntArrayRef strides) {
         return at::native::_reshape_alias(tensor, sizes, strides);
       });
+}
+// LibTorch's fallbacks would call themselves.
+TORCH_LIBRARY_IMPL(aten, Conjugate, library) {
+  library.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+TORCH_LIBRARY_IMPL(aten, Negative, library) {
+  library.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&fall_back>());
