@@ -1,0 +1,111 @@
+// Checkpoints between ranks on devices, which NCCL connects, and ranks on hosts.
+#include <map>
+#include <string>
+#include <utility>
+
+#include <gtest/gtest.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
+
+#include <accelerate/accelerate.h>
+
+#include "support/nccl_ranks.h"
+#include "support/run_on_ranks.h"
+#include "support/temporary_directory.h"
+
+namespace accelerate {
+namespace checkpoint_nccl_test {
+
+using testing::TemporaryDirectory;
+using Weights = std::map<std::string, at::Tensor>;
+
+/// Which states a training begins with and leaves, if any, and its steps.
+struct Job {
+  std::string from = {};
+  int steps = 0;
+  std::string to = {};
+  int later_steps = 0;
+};
+/// Whole weights, as rank 0 has them.
+struct Outcome {
+  Weights loaded, saved, last;
+};
+
+// Divides a model over the ranks, of which all see the same samples.
+Outcome train(const WorldOptions& world, const Job& job) {
+  const Accelerator accelerator(
+      {.parallel = {.fully_sharded = FullyShardedDataParallelOptions()},
+       .journal = false,
+       .world = world});
+  torch::nn::Sequential net(
+      torch::nn::Linear(6, 8), torch::nn::Tanh(), torch::nn::Linear(8, 4));
+  torch::optim::AdamW adamw(
+      net->parameters(), torch::optim::AdamWOptions(0.05));
+  auto [model, optimizer] = accelerator.prepare(net, adamw);
+  const at::Tensor inputs =
+      torch::arange(30).view({5, 6}).mul(0.1).sin().to(accelerator.device());
+  const auto weights = [&, model = model] {
+    Weights whole;
+    for (const auto& [name, tensor] : accelerator.get_state_dict(model))
+      whole[name] = tensor.detach().cpu().clone();
+    return whole;
+  };
+  const auto take = [&, model = model, optimizer = optimizer](int steps) {
+    for (int step = 0; step < steps; ++step) {
+      optimizer.zero_grad();
+      accelerator.backward(model(inputs).square().mean());
+      optimizer.step();
+    }
+  };
+  Outcome outcome;
+  if (!job.from.empty()) accelerator.load_state(job.from);
+  outcome.loaded = weights();
+  take(job.steps);
+  if (!job.to.empty()) accelerator.save_state(job.to);
+  outcome.saved = weights();
+  take(job.later_steps);
+  outcome.last = weights();
+  return outcome;
+}
+
+using Start = void (*)(int num_ranks, const testing::RankFunction& rank);
+
+Outcome train_on(Start start, int num_ranks, const Job& job) {
+  Outcome outcome;
+  start(num_ranks, [&](const WorldOptions& world) {
+    Outcome own = train(world, job);
+    if (world.rank == 0) outcome = std::move(own);
+  });
+  return outcome;
+}
+
+void expect_close(const Weights& found, const Weights& expected, double most) {
+  ASSERT_EQ(found.size(), expected.size());
+  ASSERT_FALSE(expected.empty());
+  for (const auto& [name, tensor] : expected)
+    EXPECT_TRUE(torch::allclose(found.at(name), tensor, most, most)) << name;
+}
+
+TEST(CheckpointsOverNccl, GoToRanksOnHostsAndBack) {
+  const TemporaryDirectory directory;
+  const std::string of_devices = directory / "devices";
+  const std::string of_hosts = directory / "hosts";
+  const Outcome whole = train_on(
+      &testing::run_on_nccl_ranks,
+      2,
+      {.steps = 2, .to = of_devices, .later_steps = 2});
+  const Outcome on_hosts = train_on(
+      &testing::run_on_ranks,
+      3,
+      {.from = of_devices, .steps = 1, .to = of_hosts});
+  expect_close(on_hosts.loaded, whole.saved, 0);
+  const Outcome back =
+      train_on(&testing::run_on_nccl_ranks, 2, {.from = of_hosts, .steps = 1});
+  expect_close(back.loaded, on_hosts.saved, 0);
+  expect_close(back.last, whole.last, 1e-5);
+}
+
+}  // namespace checkpoint_nccl_test
+}  // namespace accelerate
