@@ -282,7 +282,7 @@ void WebServer::Impl::add_routes() {
   server_.Get("/api/series", [this](const Request& request, Response& out) {
     answer_series(request, out);
   });
-  add_run_route("/api/run", [this](const RunRecord& run, const Request& from) {
+  add_run_route("/api/run", [](const RunRecord& run, const Request& from) {
     return run_json(run, static_cast<std::size_t>(*number_of(from, "run")));
   });
   add_run_route("/api/system", [](const RunRecord& run, const Request& from) {

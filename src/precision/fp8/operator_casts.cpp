@@ -127,7 +127,8 @@ at::Tensor amax_by_operators(
   }
   return matrix.size(*dim) == 0
       ? at::zeros_like(matrix.sum({*dim}, /*keepdim=*/true))
-      : at::linalg_vector_norm(matrix, kInfinity, {{*dim}}, /*keepdim=*/true);
+      : at::linalg_vector_norm(
+            matrix, kInfinity, at::IntArrayRef(*dim), /*keepdim=*/true);
 }
 
 at::Tensor scaled_cast(
