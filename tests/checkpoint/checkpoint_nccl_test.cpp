@@ -28,7 +28,7 @@ struct Job {
   std::string to = {};
   int later_steps = 0;
 };
-/// Whole weights, as rank 0 has them.
+/// Full weights, as rank 0 has them.
 struct Outcome {
   Weights loaded, saved, last;
 };
@@ -47,10 +47,10 @@ Outcome train(const WorldOptions& world, const Job& job) {
   const at::Tensor inputs =
       torch::arange(30).view({5, 6}).mul(0.1).sin().to(accelerator.device());
   const auto weights = [&, model = model] {
-    Weights whole;
+    Weights full;
     for (const auto& [name, tensor] : accelerator.get_state_dict(model))
-      whole[name] = tensor.detach().cpu().clone();
-    return whole;
+      full[name] = tensor.detach().cpu().clone();
+    return full;
   };
   const auto take = [&, model = model, optimizer = optimizer](int steps) {
     for (int step = 0; step < steps; ++step) {
