@@ -73,7 +73,7 @@ std::vector<double> losses_of(const Training& run) {
     for (int step = 0; step < kSteps; ++step) {
       const auto own = batch_of(step).chunk(
           accelerator.num_processes())[accelerator.process_index()];
-      torch::Tensor sum = torch::zeros({});
+      torch::Tensor sum = torch::zeros({}, accelerator.device());
       for (const torch::Tensor& part : own.chunk(window)) {
         const MicroStep micro_step = accelerator.accumulate(model);
         const auto ids = part.contiguous().to(accelerator.device());
