@@ -296,6 +296,29 @@ TEST(ContextTraining, JoinsReplicasWithDifferentNumbersOfSteps) {
   });
 }
 
+TEST(ContextTraining, TakesMeansInEveryDtypeAndOverNoTokens) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    const Accelerator accelerator({.parallel = {.context = 2}, .world = world});
+    const auto scope =
+        accelerator.maybe_context_parallel({torch::arange(8)}, {0});
+    for (const auto dtype :
+         {torch::kDouble, torch::kFloat, torch::kBFloat16, torch::kHalf}) {
+      for (const int tokens : {0, 2}) {
+        const auto sum =
+            torch::full(
+                {}, 6, torch::TensorOptions(dtype).device(accelerator.device()))
+                .requires_grad_();
+        const auto mean = scope.mean(sum, torch::tensor(tokens));
+        mean.backward();
+        EXPECT_EQ(mean.scalar_type(), dtype);
+        EXPECT_EQ(mean.item<double>(), tokens == 0 ? 12 : 3);
+        EXPECT_EQ(sum.grad().scalar_type(), dtype);
+        EXPECT_EQ(sum.grad().item<double>(), tokens == 0 ? 0 : 0.5);
+      }
+    }
+  });
+}
+
 TEST(ContextTraining, FollowsTheLauncher) {
   TrainingRun run{.num_ranks = 2};
   run.variables = {

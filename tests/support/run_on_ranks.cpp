@@ -80,9 +80,7 @@ bool can_run_on(int num_ranks) {
 
 bool ranks_connect_as_threads() { return name_of_transport() == "threads"; }
 
-bool ranks_connect_by_default() {
-  return name_of_transport().empty();
-}
+bool ranks_connect_by_default() { return name_of_transport().empty(); }
 
 void run_on_ranks(
     int num_ranks,

@@ -36,7 +36,8 @@ struct PipelineOperation {
   std::strong_ordering operator<=>(const PipelineOperation& other) const;
   bool operator==(const PipelineOperation& other) const;
 };
-// Written out because Clang cannot default it for a type with a vector of itself.
+// Written out: Clang cannot default comparisons of a type that has a vector of
+// itself.
 inline bool PipelineOperation::operator==(
     const PipelineOperation& other) const {
   return std::tie(kind, stage, micro_batch, parts) ==
