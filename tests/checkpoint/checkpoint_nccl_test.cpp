@@ -1,8 +1,12 @@
 // Checkpoints between ranks on devices, which NCCL connects, and ranks on hosts.
+#include <atomic>
+#include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -105,6 +109,67 @@ TEST(CheckpointsOverNccl, GoToRanksOnHostsAndBack) {
       train_on(&testing::run_on_nccl_ranks, 2, {.from = of_hosts, .steps = 1});
   expect_close(back.loaded, on_hosts.saved, 0);
   expect_close(back.last, whole.last, 1e-5);
+}
+
+// Weights that come from gradients which never arrived would replace good ones.
+TEST(CheckpointsOverNccl, AreRefusedOnceAnOperationHasFailed) {
+  const TemporaryDirectory directory;
+  const std::string good = directory / "good";
+  std::atomic<int> num_refused = 0;
+  testing::run_on_nccl_ranks(2, [&](const WorldOptions& world) {
+    const Accelerator accelerator({.journal = false, .world = world});
+    torch::nn::Linear net(3, 2);
+    torch::optim::SGD sgd(net->parameters(), 0.1);
+    auto [model, optimizer] = accelerator.prepare(net, sgd);
+    const at::Tensor inputs = torch::ones({4, 3}).to(accelerator.device());
+    const auto take_step = [&, model = model, optimizer = optimizer] {
+      optimizer.zero_grad();
+      accelerator.backward(model(inputs).square().mean());
+      optimizer.step();
+    };
+    take_step();
+    accelerator.save_state(good);
+    // Hosts meet.
+    accelerator.wait_for_everyone();
+    std::optional<testing::FakeNcclFaultScope> faults;
+    if (world.rank == 0)
+      faults.emplace(testing::FakeNcclFaults{.fails_all = true});
+    accelerator.wait_for_everyone();
+    // The gradients of this step never arrive.
+    take_step();
+    net->weight.cpu();
+    accelerator.wait_for_everyone();
+    faults.reset();
+    accelerator.wait_for_everyone();
+    const auto expect_refused = [&](const auto& save) {
+      try {
+        save();
+        ADD_FAILURE() << "saved";
+      } catch (const Error& error) {
+        EXPECT_THAT(
+            error.what(),
+            ::testing::HasSubstr("an operation between devices has failed"));
+        ++num_refused;
+      }
+    };
+    expect_refused([&] { accelerator.save_state(good); });
+    expect_refused([&] { accelerator.save_state(directory / "other"); });
+    expect_refused([&] {
+      accelerator.save_state(directory / "copies", {.asynchronous = true})
+          .wait();
+    });
+    expect_refused([&, model = model] { accelerator.save_model(model, good); });
+  });
+  EXPECT_EQ(num_refused, 8);
+  EXPECT_FALSE(std::filesystem::exists(directory / "other"));
+  EXPECT_FALSE(std::filesystem::exists(directory / "copies"));
+  testing::run_on_nccl_ranks(2, [&](const WorldOptions& world) {
+    const Accelerator accelerator({.journal = false, .world = world});
+    torch::nn::Linear net(3, 2);
+    torch::optim::SGD sgd(net->parameters(), 0.1);
+    auto [model, optimizer] = accelerator.prepare(net, sgd);
+    accelerator.load_state(good);
+  });
 }
 
 }  // namespace checkpoint_nccl_test

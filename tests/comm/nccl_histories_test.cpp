@@ -192,13 +192,20 @@ class Player {
         const int next = (connection.rank() + 1) % connection.size();
         const int before =
             (connection.rank() + connection.size() - 1) % connection.size();
-        begun.value = torch::empty({2}, begun.value.options());
+        // Some ranks have nothing to send, or to receive, or neither.
+        const auto count_from = [&](int rank) {
+          return call.root >> rank & 1 ? 2 : 0;
+        };
+        const int count = count_from(before);
+        begun.value = torch::empty({count}, begun.value.options());
         begun.work =
             connection
-                .exchange({{filled(2, mine), next}}, {{begun.value, before}})
+                .exchange(
+                    {{filled(count_from(connection.rank()), mine), next}},
+                    {{begun.value, before}})
                 .receives;
         begun.expected = torch::full(
-            {2},
+            {count},
             members[static_cast<std::size_t>(before)] + call.add,
             at::kDouble);
         break;

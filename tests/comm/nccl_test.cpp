@@ -18,6 +18,7 @@
 #include <accelerate/error.h>
 #include <accelerate/world.h>
 
+#include "comm/group/begun_exchange.h"
 #include "comm/group/group_impl.h"
 #include "comm/transport/automatic_transport.h"
 #include "comm/transport/nccl/device_transport.h"
@@ -473,6 +474,63 @@ TEST(Nccl, StartsOperationsTogether) {
     EXPECT_EQ(testing::num_nccl_starts() - before, world.size());
   });
   EXPECT_EQ(testing::num_nccl_communicators(), 0);
+}
+
+// A rank whose tokens go to its own experts has no messages, but connects: its
+// next operation waits for ranks that wait for the connection.
+TEST(Nccl, ConnectsRanksWithoutMessages) {
+  run_on_nccl_ranks(3, [](WorldOptions options) {
+    options.timeout = std::chrono::seconds(20);
+    const World world(options);
+    const Group group = world.new_group({0, 1, 2});
+    const at::Tensor mine = on(world, torch::full({2}, world.rank() + 1.0));
+    const at::Tensor got = torch::zeros_like(mine);
+    const int count = world.rank() == 2 ? 0 : 2;
+    std::vector<detail::PeerMessage> sends, receives;
+    for (int peer = 0; peer < world.size(); ++peer) {
+      if (peer == world.rank()) continue;
+      const int each = peer == 2 ? 0 : count;
+      sends.push_back({mine.narrow(0, 0, each), peer});
+      receives.push_back({got.narrow(0, 0, each), peer});
+    }
+    auto exchange =
+        detail::BegunExchange::exchange(group, "sending", sends, receives);
+    const at::Tensor sum = mine.clone();
+    world.group().all_reduce(sum);
+    exchange.wait();
+    expect_values(sum, torch::full({2}, 6.0));
+    const double expected = world.rank() == 2 ? 0 : 2 - world.rank();
+    expect_values(got, torch::full({2}, expected));
+    // All count it, so that late ranks are named rightly.
+    group.all_reduce(mine);
+    world.wait_for_everyone();
+  });
+  EXPECT_EQ(testing::num_nccl_communicators(), 0);
+}
+
+TEST(Nccl, SaysWhatTheHostHasReadMayBeUndefined) {
+  const FakeNcclFaultScope faults({.failing_operation = 2});
+  run_on_nccl_ranks(2, [](WorldOptions options) {
+    options.timeout = std::chrono::seconds(60);
+    const World world(options);
+    const Group group = world.new_group({0, 1});
+    const at::Tensor value = on(world, torch::ones({2}));
+    group.all_reduce(value);
+    value.cpu();
+    detail::require_intact(group, "all_reduce");
+    detail::require_intact(world);
+    group.all_reduce(value);
+    value.cpu();
+    expect_error<DistributedError>(
+        [&] { detail::require_intact(group, "all_reduce"); },
+        "remote process exited");
+    expect_error<DistributedError>(
+        [&] { detail::require_intact(world); },
+        "[comm] an operation between devices has failed, so what depends on it "
+        "is undefined: ");
+    // Another group, of which nothing has failed.
+    detail::require_intact(world.group(), "all_reduce");
+  });
 }
 
 TEST(Nccl, EndsTheGroupWhenOperationsCannotStartTogether) {

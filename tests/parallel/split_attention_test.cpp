@@ -36,9 +36,10 @@ struct Net : nn::Module {
   Tensor forward(const Tensor& x) {
     const std::int64_t batch = x.size(1);
     const Tensor causal =
-        nn::TransformerImpl::generate_square_subsequent_mask(kTime);
+        nn::TransformerImpl::generate_square_subsequent_mask(kTime).to(
+            x.device());
     const Tensor padding =
-        torch::arange(kTime).expand({batch, kTime}).ge(kTime - 1);
+        torch::arange(kTime, x.device()).expand({batch, kTime}).ge(kTime - 1);
     Tensor y = x + output_of(self_attn(x, x, x, padding, false, causal));
     // The heads of all ranks contribute to this parameter's gradient.
     y = y + output_of(biased(y, y, y, padding, true, relative.tanh()));
@@ -241,7 +242,9 @@ TEST(SplitAttention, SendsWhatTwoPairsOfLayersSend) {
                       infer_parallelize_plan(*net, kRanks).plan},
              .world = world});
         const auto model = accelerator.prepare(net);
-        const Tensor x = waves(0, {kTime, kBatch, kWidth}).requires_grad_();
+        const Tensor x = waves(0, {kTime, kBatch, kWidth})
+                             .to(accelerator.device())
+                             .requires_grad_();
         counter.reset();
         accelerator.backward(model(x).pow(4).mean());
         const double activations = 4.0 * kTime * kBatch * kWidth;

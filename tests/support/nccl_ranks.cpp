@@ -61,6 +61,9 @@ class ThreadsWithNccl final : public detail::Transport {
     auto text = host_->describe_failure(error);
     return text ? text : nccl_->describe_failure(error);
   }
+  [[nodiscard]] std::optional<std::string> failure_on_devices() const override {
+    return nccl_->failure_on_devices();
+  }
 
  private:
   std::shared_ptr<detail::Transport> host_;

@@ -13,6 +13,7 @@
 #include "checkpoint/run/save_target.h"
 #include "checkpoint/save/checkpoint_writer.h"
 #include "checkpoint/save/snapshot.h"
+#include "comm/group/group_impl.h"
 #include "gate/gate.h"
 #include "gate/watched_tensor.h"
 
@@ -43,6 +44,7 @@ std::unique_ptr<CheckpointWriter> make_writer(
       .logger = checkpoints.world.logger(),
       .safe_serialization = options.safe_serialization,
       .layout = options.layout,
+      .require_intact = [world = checkpoints.world] { require_intact(world); },
       .is_part = checkpoints.machine_directory.has_value(),
       .known_left_out = checkpoints.known_left_out};
   return std::make_unique<CheckpointWriter>(

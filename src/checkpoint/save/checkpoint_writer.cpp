@@ -188,7 +188,12 @@ CheckpointWriter::CheckpointWriter(SaveJob job, StoreGroup& group)
   directory_ = unwrap(group_.broadcast(answer, "save_state"));
 }
 
-std::string CheckpointWriter::write_files() const {
+void CheckpointWriter::require_intact() {
+  if (job_.require_intact) job_.require_intact();
+  was_intact_ = true;
+}
+
+std::string CheckpointWriter::write_files() {
   if (!std::filesystem::is_directory(directory_)) {
     throw Error(format(
         "this rank does not see {}, where the checkpoint is written: all ranks "
@@ -222,6 +227,7 @@ std::string CheckpointWriter::write_files() const {
     mine.fragment.files.emplace(
         mine.files[i].path.filename().string(), records[i]);
   }
+  if (!was_intact_) require_intact();
   for (const std::string& name : torch_files) {
     mine.fragment.files.emplace(name, record_of(directory_ / name));
   }

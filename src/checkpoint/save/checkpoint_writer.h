@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -35,6 +36,8 @@ struct SaveJob {
   /// False saves models as torch.save files.
   bool safe_serialization = true;
   CheckpointLayout layout = CheckpointLayout::native;
+  /// Throws if values that this rank has read from devices may be undefined.
+  std::function<void()> require_intact = nullptr;
   /// True for what the ranks of one machine hold; see MachinePartScope.
   bool is_part = false;
   /// What earlier saves reported as left out by the layout, so that it is
@@ -64,12 +67,15 @@ class CheckpointWriter {
   void set_progress(std::shared_ptr<ByteProgress> progress) {
     job_.disk = count_writes(std::move(job_.disk), std::move(progress));
   }
+  /// Throws if what was read for the checkpoint so far may be undefined. write()
+  /// calls it, too, unless it was called before.
+  void require_intact();
   /// May be called on another thread. Returns once the checkpoint is durable.
   /// If this rank passes a `failure`, nothing is written and all ranks throw.
   void write(const std::string& failure = {});
 
  private:
-  [[nodiscard]] std::string write_files() const;
+  [[nodiscard]] std::string write_files();
   void commit(const std::vector<std::string>& answers);
   /// Commits the files of the job's layout. Returns warnings.
   std::vector<std::string> commit_layout(const Manifest& manifest);
@@ -79,6 +85,7 @@ class CheckpointWriter {
   StoreGroup& group_;
   std::optional<PendingCheckpoint> pending_;
   std::filesystem::path directory_;
+  bool was_intact_ = false;
 };
 
 }  // namespace accelerate::detail

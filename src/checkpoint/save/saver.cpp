@@ -48,6 +48,19 @@ std::shared_ptr<SaveProgress> progress_of(const CheckpointWriter& writer) {
   return progress;
 }
 
+// Waits for the copies, which later failures do not change.
+std::string failure_of_copies(
+    const SnapshotMemory& memory,
+    CheckpointWriter& writer) {
+  try {
+    memory.wait();
+    writer.require_intact();
+    return {};
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
 }  // namespace
 
 Saver::~Saver() { join(); }
@@ -95,7 +108,7 @@ std::shared_ptr<SaveProgress> Saver::start(
                          writer = std::move(writer)]() mutable {
     std::exception_ptr error;
     try {
-      if (failure.empty()) memory_.wait();
+      if (failure.empty()) failure = failure_of_copies(memory_, *writer);
       writer->write(failure);
     } catch (...) {
       error = std::current_exception();

@@ -1,9 +1,11 @@
 #include "checkpoint/weights/prepared_weights.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
@@ -14,6 +16,7 @@
 #include "checkpoint/weights/module_weights.h"
 #include "checkpoint/weights/shard_reader.h"
 #include "comm/group/begun_exchange.h"
+#include "comm/group/group_impl.h"
 #include "comm/mesh.h"
 
 namespace accelerate::detail {
@@ -178,6 +181,20 @@ std::uint64_t num_read_bytes(const std::vector<Destination>& destinations) {
   return num_bytes;
 }
 
+// Until what was queued for the weights has been computed.
+void wait_for_devices(const PlacedModel& model) {
+  std::vector<c10::Device> seen;
+  for (const Parameter& row : model.table->rows()) {
+    const at::Tensor& local = row.local;
+    if (!local.defined() || local.is_cpu() || local.is_meta() ||
+        local.numel() == 0)
+      continue;
+    if (std::ranges::find(seen, local.device()) != seen.end()) continue;
+    seen.push_back(local.device());
+    static_cast<void>(local.detach().flatten().narrow(0, 0, 1).cpu());
+  }
+}
+
 }  // namespace
 
 void save_weights(
@@ -190,6 +207,8 @@ void save_weights(
   std::string failure;
   const auto write = [&](const WriteShardedTensor& write_sharded) {
     try {
+      wait_for_devices(model);
+      require_intact(checkpoints.world);
       write_module(
           *model.module,
           directory,

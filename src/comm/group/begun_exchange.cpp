@@ -119,27 +119,34 @@ void BegunExchange::State::begin(
     std::vector<PeerMessage>& receives,
     std::optional<std::uint64_t> exchange) {
   GroupImpl& impl = *group.impl();
+  const auto on_device = [](const PeerMessage& message) {
+    return !message.tensor.is_cpu();
+  };
+  // An operation of all ranks, even of those without messages.
+  const bool is_collective = exchange &&
+      impl.connection->facts().has_exchange &&
+      (std::ranges::any_of(sends, on_device) ||
+       std::ranges::any_of(receives, on_device));
+  const auto is_empty = [](const PeerMessage& message) {
+    return message.tensor.numel() == 0;
+  };
   for (auto* const each : {&receives, &sends}) {
-    std::erase_if(*each, [](const PeerMessage& message) {
-      return message.tensor.numel() == 0;
-    });
-    const bool has_tags = exchange &&
-        !(impl.connection->facts().has_exchange && !each->empty() &&
-          !each->front().tensor.is_cpu());
-    if (has_tags) number(*each, *exchange);
+    if (!is_collective) std::erase_if(*each, is_empty);
+    if (exchange && !is_collective) number(*each, *exchange);
     for (const PeerMessage& message : *each) {
+      if (is_empty(message)) continue;
+      ++num_messages;
       const int peer = impl.peer_in_world(message.peer);
       if (std::ranges::find(peers, peer) == peers.end()) peers.push_back(peer);
     }
   }
-  if (peers.empty()) return;
+  if (peers.empty() && !is_collective) return;
   guard([&] {
     Connection& connection = *impl.connection;
     begun = exchange ? connection.exchange(sends, receives)
                      : connection.begin_each(sends, receives);
     connection.run_in_background();
   });
-  num_messages = static_cast<int>(sends.size() + receives.size());
   note_in_flight(num_messages);
 }
 

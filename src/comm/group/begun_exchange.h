@@ -43,8 +43,8 @@ class BegunExchange {
       std::vector<PeerMessage> receives,
       ThrowFailure throw_failure = nullptr);
   /// Begins an exchange, which all ranks of the group begin in the same order,
-  /// even those without messages in it. Tensors of a device go from device to
-  /// device if the transport can do that. Two ranks have the same messages for each
+  /// even those without messages in it, which pass empty tensors. Tensors of a
+  /// device go from device to device if the transport can do that. Two ranks have the same messages for each
   /// other in the same order, in host memory at most 4, and no tags. Tensors are
   /// contiguous.
   static BegunExchange exchange(

@@ -245,6 +245,27 @@ std::shared_ptr<GroupImpl> make_group(
   return group;
 }
 
+void require_intact(const Group& group, const char* operation) {
+  const GroupImpl& impl = *group.impl();
+  if (impl.connection == nullptr) return;
+  try {
+    impl.connection->require_intact();
+  } catch (const std::exception& error) {
+    fail_collective(impl, operation, impl.sequence, error);
+  }
+}
+
+void require_intact(const World& world) {
+  const auto& transport = world.group().impl()->world->transport;
+  if (transport == nullptr) return;
+  const auto failure = transport->failure_on_devices();
+  if (!failure) return;
+  throw DistributedError(format(
+      "[comm] an operation between devices has failed, so what depends on it "
+      "is undefined: {}",
+      *failure));
+}
+
 bool is_communication_failure(
     const GroupImpl& group,
     const std::exception& error) {

@@ -111,6 +111,13 @@ bool is_communication_failure(
     const std::exception& error,
     std::optional<std::uint64_t> number = std::nullopt);
 
+/// Throws a DistributedError if results of `operation` that the host has read
+/// from a device may be undefined, since the group has failed.
+void require_intact(const Group& group, const char* operation);
+/// Throws a DistributedError if what the host has read from a device may be
+/// undefined, since a group of the world has failed.
+void require_intact(const World& world);
+
 /// Compares what the ranks are about to do (debug mode). Throws
 /// DistributedError with each rank's version if they differ.
 void check_agreement(

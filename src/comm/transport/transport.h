@@ -123,8 +123,9 @@ class Connection {
   virtual Work send(const at::Tensor& tensor, int dst, int tag);
   virtual Work receive(const at::Tensor& tensor, int src, int tag);
   /// Begins several messages: contiguous tensors of any dtype, all on the host or
-  /// all on devices. Ranks begin their exchanges in the same order, and messages
-  /// between two ranks are in the same order on both, with the same tags.
+  /// all on devices. Ranks begin their exchanges in the same order, on devices
+  /// also those without messages, which pass empty tensors. Messages between two
+  /// ranks are in the same order on both, with the same tags.
   virtual BegunMessages exchange(
       const std::vector<PeerMessage>& sends,
       const std::vector<PeerMessage>& receives) {
@@ -140,6 +141,10 @@ class Connection {
   /// after beginning work that is waited for much later, or never (futures).
   /// Otherwise a transport may do everything in `wait()`.
   virtual void run_in_background() {}
+
+  /// Throws if what was begun may have ended without a result. To be called once
+  /// the host has read a result on which it relies.
+  virtual void require_intact() {}
 
   /// Ends the connection without waiting for what was begun, on other ranks too.
   /// Does nothing where operations end by themselves after a rank has left.
@@ -195,6 +200,11 @@ class Transport {
   /// exceptions that are not its own.
   [[nodiscard]] virtual std::optional<std::string> describe_failure(
       const std::exception& error) const = 0;
+  /// Why operations on devices have ended without a result, if any have. What was
+  /// computed from their results since is undefined.
+  [[nodiscard]] virtual std::optional<std::string> failure_on_devices() const {
+    return std::nullopt;
+  }
 };
 
 /// Returns the first line of `error`'s message; in LibTorch's, a backtrace

@@ -7,6 +7,7 @@
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 
+#include "comm/group/group_impl.h"
 #include "parallel/expert/unrecorded.h"
 
 namespace accelerate::detail {
@@ -125,6 +126,7 @@ void read_counts(TokenPlan& plan, const at::Tensor& slots, const Group& ranks) {
   plan.counts_of_ranks = at::stack(ranks.all_gather(plan.num_kept));
   // On the host: sizes of the tensors that are sent, received and computed with.
   const at::Tensor read = plan.counts_of_ranks.cpu();
+  require_intact(ranks, "all_gather");
   const auto* const values = read.const_data_ptr<std::int64_t>();
   for (std::int64_t rank = 0; rank < ranks.size(); ++rank) {
     plan.host_counts_of_ranks.emplace_back(

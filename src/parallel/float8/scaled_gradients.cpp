@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "comm/group/group_impl.h"
 #include "precision/fp8/float8_matrix.h"
 
 namespace accelerate::detail {
@@ -115,6 +116,7 @@ void ScaledGradients::average() {
   // On the host: sizes of messages depend on them. This is the only point where
   // a step waits for the device.
   const at::Tensor on_host = scales.cpu();
+  require_intact(group_, "all_reduce");
   const float* const smallest = on_host.const_data_ptr<float>();
   Message message;
   std::int64_t bytes = 0;

@@ -402,7 +402,8 @@ int begin(Communicator& communicator, const Call& call, Side own) {
       found->hangs = wrong.hanging_operation == static_cast<int>(number);
     }
     part.operation = found;
-    if (wrong.failing_operation == static_cast<int>(number)) {
+    if (wrong.fails_all ||
+        wrong.failing_operation == static_cast<int>(number)) {
       found->hangs = true;
       found->fails = true;
     }

@@ -13,6 +13,8 @@ struct FakeNcclFaults {
   /// The operation with this number of each communicator (from 1) fails as if a
   /// peer were gone. 0 for none.
   int failing_operation = 0;
+  /// Operations fail so from now on.
+  bool fails_all = false;
   /// The operation with this number never ends. 0 for none.
   int hanging_operation = 0;
   /// Nothing is reported to ranks that wait for one that has aborted, as between

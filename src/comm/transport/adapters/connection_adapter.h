@@ -76,6 +76,7 @@ class ConnectionAdapter : public Connection {
     inner_->together(begin_all);
   }
   void run_in_background() override { inner_->run_in_background(); }
+  void require_intact() override { inner_->require_intact(); }
   void abort() noexcept override { inner_->abort(); }
   [[nodiscard]] at::Tensor reducible_memory(std::int64_t bytes) override {
     return inner_->reducible_memory(bytes);

@@ -95,6 +95,10 @@ class DeviceRouting final : public Connection {
     device_->together(begin_all);
   }
   void run_in_background() override { host_->run_in_background(); }
+  void require_intact() override {
+    host_->require_intact();
+    device_->require_intact();
+  }
   void abort() noexcept override {
     host_->abort();
     device_->abort();

@@ -85,6 +85,10 @@ class DeviceTransport final : public Transport {
     return text;
   }
 
+  [[nodiscard]] std::optional<std::string> failure_on_devices() const override {
+    return nccl_ == nullptr ? std::nullopt : nccl_->failure_on_devices();
+  }
+
  private:
   // Returns why NCCL cannot connect the ranks, the same on all; empty if it
   // can.

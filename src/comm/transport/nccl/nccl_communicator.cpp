@@ -31,15 +31,20 @@ constexpr milliseconds kMostSpinning{2};
 constexpr milliseconds kLookInterval{100};
 // How often a rank that waits for the first one's id looks for ranks that ended.
 constexpr milliseconds kRankInterval{20};
-// A rank may have ended before its last operation ends on other ranks' devices.
-constexpr milliseconds kGoneGrace{1000};
+// A rank's last operation may end there before it ends on other ranks' devices.
+// One that has left the group before it ended has not died, so there is time.
+constexpr milliseconds kGoneGrace{10};
+constexpr milliseconds kLeftGrace{1000};
 // How long a rank that leaves waits for its device.
 constexpr milliseconds kMostLeaving{5000};
 
-// In the group's store: why a rank has aborted, and the newest operation that
-// each has begun, if it takes long.
+// In the group's store: why a rank has aborted, the newest operation that each
+// has begun, if it takes long, and who has left once all had ended.
 constexpr const char* kAborted = "nccl/aborted";
 std::string begun_key(int rank) { return format("nccl/begun/{}", rank); }
+std::string left_key(int world_rank) {
+  return format("nccl/left/{}", world_rank);
+}
 
 std::string as_text(const NcclUniqueId& id) {
   return {id.bytes, sizeof(id.bytes)};
@@ -59,11 +64,13 @@ NcclCommunicator::NcclCommunicator(
     std::shared_ptr<const NcclLibrary> library,
     c10::Device device,
     ConnectRequest request,
-    std::function<RankIsGone()> watch_ranks)
+    std::function<RankIsGone()> watch_ranks,
+    std::shared_ptr<FirstFailure> first_failure)
     : library_(std::move(library)),
       device_(device),
       request_(std::move(request)),
-      watch_ranks_(std::move(watch_ranks)) {}
+      watch_ranks_(std::move(watch_ranks)),
+      first_failure_(std::move(first_failure)) {}
 
 NcclCommunicator::~NcclCommunicator() { leave(); }
 
@@ -171,7 +178,7 @@ NcclCommunicator::Begun NcclCommunicator::begin(
     return {++num_begun_, std::move(done)};
   } catch (const std::exception& error) {
     // NCCL must not lose a communicator between the operations of together().
-    if (!is_together()) abort(first_line_of(error));
+    if (!is_together()) fail(first_line_of(error));
     throw;
   }
 }
@@ -201,7 +208,7 @@ void NcclCommunicator::together(const std::function<void()>& begin_all) {
     finish_call(code, "ncclGroupEnd");
     end->record(*stream_);
   } catch (const std::exception& error) {
-    abort(first_line_of(error));
+    fail(first_line_of(error));
     throw;
   }
 }
@@ -222,26 +229,48 @@ std::optional<std::string> NcclCommunicator::failure() {
   return lost ? std::optional(format("rank {} has gone", *lost)) : std::nullopt;
 }
 
-std::optional<int> NcclCommunicator::gone_rank() const {
-  if (!is_gone_) return std::nullopt;
+std::vector<int> NcclCommunicator::gone_ranks() const {
+  std::vector<int> gone;
+  if (!is_gone_) return gone;
   const int own = request_.world_ranks[static_cast<std::size_t>(request_.rank)];
   for (const int rank : request_.world_ranks) {
-    if (rank != own && is_gone_(rank)) return rank;
+    if (rank != own && is_gone_(rank)) gone.push_back(rank);
+  }
+  return gone;
+}
+
+void NcclCommunicator::require_all_ranks() {
+  const std::vector<int> gone = gone_ranks();
+  if (!gone.empty()) throw NcclError(format("rank {} has gone", gone.front()));
+}
+
+std::optional<int> NcclCommunicator::lost_rank() {
+  for (const int rank : gone_ranks()) {
+    const auto now = steady_clock::now();
+    const auto [lost, is_new] = lost_at_.try_emplace(rank, now);
+    if (is_new) lost->second += has_left(rank) ? kLeftGrace : kGoneGrace;
+    if (now >= lost->second) return rank;
   }
   return std::nullopt;
 }
 
-void NcclCommunicator::require_all_ranks() {
-  if (const auto gone = gone_rank())
-    throw NcclError(format("rank {} has gone", *gone));
+bool NcclCommunicator::has_left(int world_rank) const {
+  try {
+    return request_.store->check({left_key(world_rank)});
+  } catch (const std::exception&) {
+    return false;
+  }
 }
 
-std::optional<int> NcclCommunicator::lost_rank() {
-  const std::optional<int> gone = gone_rank();
-  if (!gone) return std::nullopt;
-  if (!gone_since_) gone_since_ = steady_clock::now();
-  if (steady_clock::now() < *gone_since_ + kGoneGrace) return std::nullopt;
-  return gone;
+void NcclCommunicator::tell_that_this_rank_leaves() const {
+  if (!is_gone_) return;
+  try {
+    request_.store->set(
+        left_key(request_.world_ranks[static_cast<std::size_t>(request_.rank)]),
+        "1");
+  } catch (const std::exception&) {
+    // The store has gone, as have the ranks that could look.
+  }
 }
 
 void NcclCommunicator::leave() {
@@ -259,13 +288,23 @@ void NcclCommunicator::leave() {
       }
       if (code == NcclLibrary::kSuccess) {
         library_->destroy(std::exchange(communicator_, nullptr));
-        return;
+        break;
       }
       if (code != NcclLibrary::kInProgress) break;
     }
     std::this_thread::sleep_for(kPollInterval);
   }
-  abort("this rank has left the group");
+  if (code == NcclLibrary::kSuccess) {
+    tell_that_this_rank_leaves();
+  } else {
+    fail("this rank has left the group");
+  }
+}
+
+void NcclCommunicator::fail(const std::string& reason) {
+  // Noted before anything reads what operations leave that are ended.
+  if (num_begun_ > 0) first_failure_->note(reason);
+  abort(reason);
 }
 
 void NcclCommunicator::abort(const std::string& reason) {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -20,6 +21,24 @@
 
 namespace accelerate::detail {
 
+/// Why operations of a rank's groups ended without a result. Thread-safe.
+class FirstFailure {
+ public:
+  /// Keeps the first one.
+  void note(const std::string& reason) {
+    const std::lock_guard lock(mutex_);
+    if (!text_) text_ = reason;
+  }
+  [[nodiscard]] std::optional<std::string> text() const {
+    const std::lock_guard lock(mutex_);
+    return text_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::optional<std::string> text_;
+};
+
 /// The ranks of a group as NCCL connects them, and the stream on which this
 /// rank's operations run. Connects at the first operation. The functions may be
 /// called by several threads, begin() by one at a time.
@@ -30,7 +49,8 @@ class NcclCommunicator {
       std::shared_ptr<const NcclLibrary> library,
       c10::Device device,
       ConnectRequest request,
-      std::function<RankIsGone()> watch_ranks);
+      std::function<RankIsGone()> watch_ranks,
+      std::shared_ptr<FirstFailure> first_failure);
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
@@ -77,6 +97,8 @@ class NcclCommunicator {
   void warn_of_late(const std::string& operation, std::uint64_t number) const;
   /// Ends all operations, those of other ranks too. Later ones throw `reason`.
   void abort(const std::string& reason);
+  /// The same, because of a failure.
+  void fail(const std::string& reason);
   /// Waits for begun operations to end, unless that takes long; other ranks'
   /// operations that wait for this one then fail. No others may follow.
   void leave();
@@ -90,9 +112,13 @@ class NcclCommunicator {
   void require_all_ranks();
   /// Why another rank has aborted, if one has.
   [[nodiscard]] std::optional<std::string> reason_of_others() const;
-  [[nodiscard]] std::optional<int> gone_rank() const;
-  /// A rank that has ended and can no longer be awaited.
+  /// The others that have ended, by their ranks in the world.
+  [[nodiscard]] std::vector<int> gone_ranks() const;
+  /// One of them that can no longer be awaited.
   [[nodiscard]] std::optional<int> lost_rank();
+  /// Whether a rank has told that all its operations had ended.
+  [[nodiscard]] bool has_left(int world_rank) const;
+  void tell_that_this_rank_leaves() const;
   /// The others that have not told it, by their places in the group.
   [[nodiscard]] std::vector<int> late_ranks(std::uint64_t number) const;
   [[nodiscard]] std::string describe(const std::vector<int>& late) const;
@@ -103,6 +129,7 @@ class NcclCommunicator {
   c10::Device device_;
   ConnectRequest request_;
   std::function<RankIsGone()> watch_ranks_;
+  std::shared_ptr<FirstFailure> first_failure_;
   std::optional<c10::Stream> stream_;
   std::optional<c10::Event> ready_;
   /// Null if ranks that end go unnoticed. Constant once connected.
@@ -116,7 +143,8 @@ class NcclCommunicator {
   std::recursive_mutex mutex_;
   NcclLibrary::Communicator communicator_ = nullptr;
   std::optional<std::string> failure_;
-  std::optional<std::chrono::steady_clock::time_point> gone_since_;
+  /// When ranks that have ended count as lost.
+  std::map<int, std::chrono::steady_clock::time_point> lost_at_;
 };
 
 }  // namespace accelerate::detail

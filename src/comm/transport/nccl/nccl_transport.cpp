@@ -206,13 +206,15 @@ class NcclConnection final : public Connection {
       const std::vector<PeerMessage>& receives) override {
     Messages messages;
     std::vector<at::Tensor> results;
-    for (const PeerMessage& each : sends)
-      messages.sends.emplace_back(bytes_of(each.tensor), each.peer);
+    for (const PeerMessage& each : sends) {
+      if (each.tensor.numel() > 0)
+        messages.sends.emplace_back(bytes_of(each.tensor), each.peer);
+    }
     for (const PeerMessage& each : receives) {
+      if (each.tensor.numel() == 0) continue;
       messages.receives.emplace_back(bytes_of(each.tensor), each.peer);
       results.push_back(each.tensor);
     }
-    if (sends.empty() && receives.empty()) return {};
     return {run_messages("exchange", std::move(results), messages)};
   }
 
@@ -242,6 +244,7 @@ class NcclConnection final : public Connection {
     return work_of(operation, {}, /*waits_on_host=*/true);
   }
 
+  void require_intact() override { communicator_->throw_if_failed(); }
   void abort() noexcept override {
     communicator_->abort("this rank has left the group");
   }
@@ -384,7 +387,7 @@ class NcclTransport final : public Transport {
         request,
         facts_,
         std::make_shared<NcclCommunicator>(
-            library_, device_, request, watch_ranks_),
+            library_, device_, request, watch_ranks_, first_failure_),
         watch_);
   }
 
@@ -394,11 +397,17 @@ class NcclTransport final : public Transport {
     return first_line_of(error);
   }
 
+  [[nodiscard]] std::optional<std::string> failure_on_devices() const override {
+    return first_failure_->text();
+  }
+
  private:
   std::shared_ptr<const NcclLibrary> library_;
   c10::Device device_;
   std::function<RankIsGone()> watch_ranks_;
   TransportFacts facts_;
+  std::shared_ptr<FirstFailure> first_failure_ =
+      std::make_shared<FirstFailure>();
   std::shared_ptr<NcclWatch> watch_ = std::make_shared<NcclWatch>();
 };
 

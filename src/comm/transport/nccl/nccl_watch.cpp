@@ -96,9 +96,9 @@ void NcclWatch::look_at(std::list<Watched>& all) {
         pending.insert(&communicator);
         return false;
       }
-      communicator.abort(*failure);
+      communicator.fail(*failure);
     } catch (const std::exception& error) {
-      communicator.abort(first_line_of(error));
+      communicator.fail(first_line_of(error));
     }
     return true;
   });
