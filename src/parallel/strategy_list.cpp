@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <iterator>
 #include <optional>
-#include <ranges>
 #include <utility>
 
 #include <torch/optim/optimizer.h>
 
 #include <accelerate/error.h>
 
+#include "base/reversed.h"
 #include "base/text/text.h"
 
 namespace accelerate::detail {
@@ -98,7 +98,7 @@ void StrategyList::before_backward(
 }
 
 void StrategyList::after_backward(bool sync_gradients) {
-  for (const Entry& entry : std::views::reverse(entries_))
+  for (const Entry& entry : Reversed(entries_))
     entry.strategy->after_backward(sync_gradients);
 }
 
@@ -112,7 +112,7 @@ void StrategyList::before_plain_backward(bool sync_gradients) {
 }
 
 void StrategyList::after_plain_backward(bool sync_gradients) {
-  for (const Entry& entry : std::views::reverse(entries_))
+  for (const Entry& entry : Reversed(entries_))
     entry.strategy->after_plain_backward(sync_gradients);
 }
 
@@ -188,7 +188,7 @@ std::vector<std::shared_ptr<void>> StrategyList::unshard_parameters() {
   std::vector<std::shared_ptr<void>> open;
   // Parameters that were divided last are gathered first. The scopes end in
   // list order, since a vector destroys its first element first.
-  for (const Entry& entry : std::views::reverse(entries_)) {
+  for (const Entry& entry : Reversed(entries_)) {
     if (auto scope = entry.strategy->unshard_parameters())
       open.insert(open.begin(), std::move(scope));
   }
@@ -197,7 +197,7 @@ std::vector<std::shared_ptr<void>> StrategyList::unshard_parameters() {
 
 std::exception_ptr StrategyList::on_failure(const std::exception& error) {
   std::exception_ptr first;
-  for (const Entry& entry : std::views::reverse(entries_)) {
+  for (const Entry& entry : Reversed(entries_)) {
     try {
       entry.strategy->on_failure(error);
     } catch (...) {
@@ -222,7 +222,7 @@ void StrategyList::shadow(const JoinEvent& event) {
 }
 
 void StrategyList::end_join() {
-  for (const Entry& entry : std::views::reverse(entries_)) {
+  for (const Entry& entry : Reversed(entries_)) {
     if (auto* participant = entry.strategy->join_participant())
       participant->end_join();
   }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
-#include <ranges>
 #include <unordered_set>
 #include <utility>
 
@@ -13,6 +12,7 @@
 
 #include <accelerate/accelerator.h>
 
+#include "base/reversed.h"
 #include "optim/optimizers/fused.h"
 #include "train/session/session.h"
 #include "train/step/plain_backwards.h"
@@ -212,7 +212,7 @@ bool DeferredStep::was_skipped() {
 }
 
 void DeferredStep::undo() const {
-  for (const auto& change : std::views::reverse(undo_)) change();
+  for (const auto& change : Reversed(undo_)) change();
 }
 
 bool can_defer(const PreparedOptimizer& optimizer) {

@@ -68,7 +68,7 @@ struct RowsInChunks {
   const FourBitRows& matrix;
   int block_shift;
 
-  ACCELERATE_KERNEL [[nodiscard]] CodeWords codes(
+  [[nodiscard]] ACCELERATE_KERNEL CodeWords codes(
       std::int64_t row,
       std::int64_t chunk) const {
     const std::int64_t place = row * matrix.columns + chunk * kChunkColumns;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
-#include <ranges>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -31,20 +30,13 @@ constexpr milliseconds kMostSpinning{2};
 constexpr milliseconds kLookInterval{100};
 // How often a rank that waits for the first one's id looks for ranks that ended.
 constexpr milliseconds kRankInterval{20};
-// A rank's last operation may end there before it ends on other ranks' devices.
-// One that has left the group before it ended has not died, so there is time.
-constexpr milliseconds kGoneGrace{10};
-constexpr milliseconds kLeftGrace{1000};
 // How long a rank that leaves waits for its device.
 constexpr milliseconds kMostLeaving{5000};
 
 // In the group's store: why a rank has aborted, the newest operation that each
-// has begun, if it takes long, and who has left once all had ended.
+// has begun, if it takes long.
 constexpr const char* kAborted = "nccl/aborted";
 std::string begun_key(int rank) { return format("nccl/begun/{}", rank); }
-std::string left_key(int world_rank) {
-  return format("nccl/left/{}", world_rank);
-}
 
 std::string as_text(const NcclUniqueId& id) {
   return {id.bytes, sizeof(id.bytes)};
@@ -70,7 +62,8 @@ NcclCommunicator::NcclCommunicator(
       device_(device),
       request_(std::move(request)),
       watch_ranks_(std::move(watch_ranks)),
-      first_failure_(std::move(first_failure)) {}
+      first_failure_(std::move(first_failure)),
+      departures_(request_) {}
 
 NcclCommunicator::~NcclCommunicator() { leave(); }
 
@@ -87,7 +80,7 @@ NcclUniqueId NcclCommunicator::agree_on_id() {
   }
   const auto deadline = steady_clock::now() + request_.timeout;
   while (!wait_for_key(*request_.store, kKey, kRankInterval)) {
-    require_all_ranks();
+    departures_.require_all_ranks();
     if (const auto reason = reason_of_others()) throw NcclError(*reason);
     if (steady_clock::now() < deadline) continue;
     throw NcclError(format(
@@ -99,7 +92,7 @@ NcclUniqueId NcclCommunicator::agree_on_id() {
 }
 
 void NcclCommunicator::connect() {
-  if (watch_ranks_) is_gone_ = watch_ranks_();
+  if (watch_ranks_) departures_.watch(watch_ranks_());
   const NcclUniqueId id = agree_on_id();
   const c10::impl::VirtualGuardImpl guard(device_.type());
   stream_ = guard.getStreamFromGlobalPool(device_, /*isHighPriority=*/true);
@@ -140,7 +133,7 @@ void NcclCommunicator::finish_call(int code, const char* operation) {
     if (waited < kMostSpinning) {
       std::this_thread::yield();
     } else {
-      require_all_ranks();
+      departures_.require_all_ranks();
       if (steady_clock::now() >= next_look) {
         next_look += kLookInterval;
         if (const auto reason = reason_of_others()) throw NcclError(*reason);
@@ -225,52 +218,8 @@ std::optional<std::string> NcclCommunicator::failure() {
   } catch (const NcclError& error) {
     return error.what();
   }
-  const std::optional<int> lost = lost_rank();
+  const std::optional<int> lost = departures_.lost_rank();
   return lost ? std::optional(format("rank {} has gone", *lost)) : std::nullopt;
-}
-
-std::vector<int> NcclCommunicator::gone_ranks() const {
-  std::vector<int> gone;
-  if (!is_gone_) return gone;
-  const int own = request_.world_ranks[static_cast<std::size_t>(request_.rank)];
-  for (const int rank : request_.world_ranks) {
-    if (rank != own && is_gone_(rank)) gone.push_back(rank);
-  }
-  return gone;
-}
-
-void NcclCommunicator::require_all_ranks() {
-  const std::vector<int> gone = gone_ranks();
-  if (!gone.empty()) throw NcclError(format("rank {} has gone", gone.front()));
-}
-
-std::optional<int> NcclCommunicator::lost_rank() {
-  for (const int rank : gone_ranks()) {
-    const auto now = steady_clock::now();
-    const auto [lost, is_new] = lost_at_.try_emplace(rank, now);
-    if (is_new) lost->second += has_left(rank) ? kLeftGrace : kGoneGrace;
-    if (now >= lost->second) return rank;
-  }
-  return std::nullopt;
-}
-
-bool NcclCommunicator::has_left(int world_rank) const {
-  try {
-    return request_.store->check({left_key(world_rank)});
-  } catch (const std::exception&) {
-    return false;
-  }
-}
-
-void NcclCommunicator::tell_that_this_rank_leaves() const {
-  if (!is_gone_) return;
-  try {
-    request_.store->set(
-        left_key(request_.world_ranks[static_cast<std::size_t>(request_.rank)]),
-        "1");
-  } catch (const std::exception&) {
-    // The store has gone, as have the ranks that could look.
-  }
 }
 
 void NcclCommunicator::leave() {
@@ -295,7 +244,7 @@ void NcclCommunicator::leave() {
     std::this_thread::sleep_for(kPollInterval);
   }
   if (code == NcclLibrary::kSuccess) {
-    tell_that_this_rank_leaves();
+    departures_.leave();
   } else {
     fail("this rank has left the group");
   }
@@ -380,11 +329,9 @@ void NcclCommunicator::warn_of_late(
     const std::string& operation,
     std::uint64_t number) const {
   const std::vector<int> late = late_ranks(number);
-  const auto is_late = [&](int rank) {
-    return std::ranges::find(late, rank) != late.end();
-  };
-  const bool is_first =
-      std::ranges::all_of(std::views::iota(0, request_.rank), is_late);
+  const bool is_first = std::ranges::count_if(late, [&](int rank) {
+                          return rank < request_.rank;
+                        }) == request_.rank;
   if (late.empty() || !is_first) return;
   request_.logger.log(
       LogLevel::warning,

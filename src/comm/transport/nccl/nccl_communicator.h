@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -15,6 +14,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 
+#include "comm/transport/nccl/departures.h"
 #include "comm/transport/nccl/nccl_library.h"
 #include "comm/transport/transport.h"
 #include "comm/transport/transports.h"
@@ -108,17 +108,8 @@ class NcclCommunicator {
   void connect();
   /// Shares the first rank's id through the store.
   NcclUniqueId agree_on_id();
-  /// Throws NcclError if a rank has ended that the others wait for.
-  void require_all_ranks();
   /// Why another rank has aborted, if one has.
   [[nodiscard]] std::optional<std::string> reason_of_others() const;
-  /// The others that have ended, by their ranks in the world.
-  [[nodiscard]] std::vector<int> gone_ranks() const;
-  /// One of them that can no longer be awaited.
-  [[nodiscard]] std::optional<int> lost_rank();
-  /// Whether a rank has told that all its operations had ended.
-  [[nodiscard]] bool has_left(int world_rank) const;
-  void tell_that_this_rank_leaves() const;
   /// The others that have not told it, by their places in the group.
   [[nodiscard]] std::vector<int> late_ranks(std::uint64_t number) const;
   [[nodiscard]] std::string describe(const std::vector<int>& late) const;
@@ -132,8 +123,6 @@ class NcclCommunicator {
   std::shared_ptr<FirstFailure> first_failure_;
   std::optional<c10::Stream> stream_;
   std::optional<c10::Event> ready_;
-  /// Null if ranks that end go unnoticed. Constant once connected.
-  RankIsGone is_gone_;
   std::atomic<std::uint64_t> num_begun_ = 0;
   /// While together() runs: the event at the end of its operations.
   std::shared_ptr<c10::Event> joint_end_;
@@ -143,8 +132,7 @@ class NcclCommunicator {
   std::recursive_mutex mutex_;
   NcclLibrary::Communicator communicator_ = nullptr;
   std::optional<std::string> failure_;
-  /// When ranks that have ended count as lost.
-  std::map<int, std::chrono::steady_clock::time_point> lost_at_;
+  Departures departures_;
 };
 
 }  // namespace accelerate::detail
