@@ -96,6 +96,9 @@ void run_on_ranks(
   const auto own_transport = ranks_connect_as_threads() || nccl != nullptr
       ? make_thread_transport()
       : nullptr;
+  // Pretend devices compute only when something waits for them, so that an
+  // operation may begin long before it ends.
+  const std::chrono::seconds timeout(nccl == nullptr ? 30 : 120);
   std::optional<std::string> transport;
   if (!own_transport && !name.empty()) transport = name;
   std::vector<std::exception_ptr> failures(static_cast<std::size_t>(num_ranks));
@@ -112,7 +115,7 @@ void run_on_ranks(
             .store = store,
             .transport = transport,
             .device = device,
-            .timeout = std::chrono::seconds(30),
+            .timeout = timeout,
             .logger = Logger([](const LogRecord&) {}, LogLevel::off),
             .own_transport = own_transport};
         if (nccl != nullptr) {

@@ -14,8 +14,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 // A rank's last operation may end there before it ends on other ranks' devices.
-constexpr milliseconds kGoneGrace{10};
-constexpr milliseconds kLeftGrace{1000};
+constexpr milliseconds kGrace{10};
 
 std::string left_key(int rank) { return format("nccl/left/{}", rank); }
 
@@ -43,28 +42,34 @@ void Departures::require_all_ranks() const {
   if (!gone.empty()) throw NcclError(format("rank {} has gone", gone.front()));
 }
 
-std::optional<int> Departures::lost_rank() {
+std::optional<int> Departures::lost_rank(std::uint64_t operation) {
   for (const int rank : gone_ranks()) {
-    const auto now = steady_clock::now();
-    const auto [lost, is_new] = lost_at_.try_emplace(rank, now);
-    if (is_new) lost->second += has_left(rank) ? kLeftGrace : kGoneGrace;
-    if (now >= lost->second) return rank;
+    auto known = departures_.find(rank);
+    if (known == departures_.end())
+      known = departures_.emplace(rank, departure_of(rank)).first;
+    const auto& [end, num_begun] = known->second;
+    const bool is_lost =
+        num_begun ? operation > *num_begun : steady_clock::now() >= end;
+    if (is_lost) return rank;
   }
   return std::nullopt;
 }
 
-bool Departures::has_left(int rank) const {
+Departures::Departure Departures::departure_of(int rank) const {
+  Departure departure{steady_clock::now() + kGrace, std::nullopt};
   try {
-    return store_->check({left_key(rank)});
+    if (store_->check({left_key(rank)}))
+      departure.num_begun = std::stoull(store_->get_to_str(left_key(rank)));
   } catch (const std::exception&) {
-    return false;
+    // The store has gone, as for a rank that has died.
   }
+  return departure;
 }
 
-void Departures::leave() const {
+void Departures::leave(std::uint64_t num_begun) const {
   if (!is_gone_) return;
   try {
-    store_->set(left_key(own_), "1");
+    store_->set(left_key(own_), std::to_string(num_begun));
   } catch (const std::exception&) {
     // The store has gone, as have the ranks that could look.
   }

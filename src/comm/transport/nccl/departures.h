@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <utility>
@@ -11,8 +12,8 @@
 
 namespace accelerate::detail {
 
-/// Which other ranks of a group have ended. One that had left the group before,
-/// once all its operations had ended, has not died.
+/// Which other ranks of a group have ended. One that had left the group before has
+/// not died: operations that it began end on the others' devices, too.
 class Departures {
  public:
   explicit Departures(const ConnectRequest& request);
@@ -21,22 +22,28 @@ class Departures {
   void watch(RankIsGone is_gone) { is_gone_ = std::move(is_gone); }
   /// Throws NcclError if a rank has ended that the others wait for.
   void require_all_ranks() const;
-  /// A rank that has ended and can no longer be awaited. Called by one thread at
-  /// a time.
-  [[nodiscard]] std::optional<int> lost_rank();
-  /// Tells the others, through the store.
-  void leave() const;
+  /// A rank that has ended, and for which an operation would wait forever. Called
+  /// by one thread at a time.
+  [[nodiscard]] std::optional<int> lost_rank(std::uint64_t operation);
+  /// Tells the others, through the store, how many operations this rank has begun,
+  /// all of which have ended here.
+  void leave(std::uint64_t num_begun) const;
 
  private:
   [[nodiscard]] std::vector<int> gone_ranks() const;
-  [[nodiscard]] bool has_left(int rank) const;
+  struct Departure {
+    /// When operations fail that wait for a rank that has died.
+    std::chrono::steady_clock::time_point end;
+    /// Of a rank that has left.
+    std::optional<std::uint64_t> num_begun;
+  };
+  [[nodiscard]] Departure departure_of(int rank) const;
 
   c10::intrusive_ptr<c10d::Store> store_;
   int own_;
   std::vector<int> others_;
   RankIsGone is_gone_;
-  /// When ranks that have ended count as lost.
-  std::map<int, std::chrono::steady_clock::time_point> lost_at_;
+  std::map<int, Departure> departures_;
 };
 
 }  // namespace accelerate::detail

@@ -30,8 +30,10 @@ constexpr milliseconds kMostSpinning{2};
 constexpr milliseconds kLookInterval{100};
 // How often a rank that waits for the first one's id looks for ranks that ended.
 constexpr milliseconds kRankInterval{20};
-// How long a rank that leaves waits for its device.
+// How long a rank that leaves waits for its device, and for those of its other
+// groups once one has failed.
 constexpr milliseconds kMostLeaving{5000};
+constexpr milliseconds kLeavingAfterFailure{100};
 
 // In the group's store: why a rank has aborted, the newest operation that each
 // has begun, if it takes long.
@@ -206,7 +208,7 @@ void NcclCommunicator::together(const std::function<void()>& begin_all) {
   }
 }
 
-std::optional<std::string> NcclCommunicator::failure() {
+std::optional<std::string> NcclCommunicator::failure(std::uint64_t number) {
   const std::lock_guard lock(mutex_);
   if (failure_ || communicator_ == nullptr) return failure_;
   int code = NcclLibrary::kSuccess;
@@ -218,13 +220,14 @@ std::optional<std::string> NcclCommunicator::failure() {
   } catch (const NcclError& error) {
     return error.what();
   }
-  const std::optional<int> lost = departures_.lost_rank();
+  const std::optional<int> lost = departures_.lost_rank(number);
   return lost ? std::optional(format("rank {} has gone", *lost)) : std::nullopt;
 }
 
 void NcclCommunicator::leave() {
-  const auto deadline =
-      steady_clock::now() + std::min(request_.timeout, kMostLeaving);
+  const milliseconds most =
+      first_failure_->text() ? kLeavingAfterFailure : kMostLeaving;
+  const auto deadline = steady_clock::now() + std::min(request_.timeout, most);
   int code = NcclLibrary::kInProgress;
   for (bool is_first = true; steady_clock::now() < deadline; is_first = false) {
     {
@@ -244,7 +247,7 @@ void NcclCommunicator::leave() {
     std::this_thread::sleep_for(kPollInterval);
   }
   if (code == NcclLibrary::kSuccess) {
-    departures_.leave();
+    departures_.leave(num_begun_);
   } else {
     fail("this rank has left the group");
   }

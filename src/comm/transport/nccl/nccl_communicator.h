@@ -83,9 +83,9 @@ class NcclCommunicator {
   void together(const std::function<void()>& begin_all);
   [[nodiscard]] bool is_together() const { return joint_end_ != nullptr; }
 
-  /// Why operations will not end: NCCL's reason, or a rank that has gone.
+  /// Why an operation will not end: NCCL's reason, or a rank that has gone.
   /// Nothing while all is well.
-  [[nodiscard]] std::optional<std::string> failure();
+  [[nodiscard]] std::optional<std::string> failure(std::uint64_t number);
   /// Called for an operation that takes long: tells the other ranks that this
   /// one has begun it. Returns why it will not end if another rank has aborted.
   [[nodiscard]] std::optional<std::string> look_for_others(

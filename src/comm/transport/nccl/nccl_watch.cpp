@@ -60,8 +60,8 @@ void NcclWatch::run() {
 
 std::optional<std::string> NcclWatch::failure_of(Watched& watched) {
   NcclCommunicator& communicator = *watched.communicator;
-  if (auto failure = communicator.failure()) return failure;
   const std::uint64_t number = watched.operation->number();
+  if (auto failure = communicator.failure(number)) return failure;
   const auto now = std::chrono::steady_clock::now();
   const bool is_over = now >= watched.begun + communicator.timeout();
   if (!is_over && now < watched.next_look) return std::nullopt;
