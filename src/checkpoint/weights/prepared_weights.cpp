@@ -181,8 +181,9 @@ std::uint64_t num_read_bytes(const std::vector<Destination>& destinations) {
   return num_bytes;
 }
 
-// Until what was queued for the weights has been computed.
-void wait_for_devices(const PlacedModel& model) {
+// Waits until devices have computed the weights.
+void require_intact(const World& world, const PlacedModel& model) {
+  if (world.size() == 1) return;
   std::vector<c10::Device> seen;
   for (const Parameter& row : model.table->rows()) {
     const at::Tensor& local = row.local;
@@ -193,6 +194,7 @@ void wait_for_devices(const PlacedModel& model) {
     seen.push_back(local.device());
     static_cast<void>(local.detach().flatten().narrow(0, 0, 1).cpu());
   }
+  detail::require_intact(world);
 }
 
 }  // namespace
@@ -207,8 +209,7 @@ void save_weights(
   std::string failure;
   const auto write = [&](const WriteShardedTensor& write_sharded) {
     try {
-      wait_for_devices(model);
-      require_intact(checkpoints.world);
+      require_intact(checkpoints.world, model);
       write_module(
           *model.module,
           directory,
