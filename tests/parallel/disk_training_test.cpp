@@ -474,11 +474,18 @@ Weights train_adapters(const Kept* kept, int num_ranks, bool is_quantized) {
           {.load_in_4bit = true,
            .bnb_4bit_quant_type = "nf4",
            .skip_modules = std::vector<std::string>()}));
-    torch::manual_seed(7);
     add_adapters(net, {.rank = 4, .target_modules = "all-linear"});
     std::vector<Tensor> trained;
     for (const Tensor& parameter : net->parameters()) {
-      if (parameter.requires_grad()) trained.push_back(parameter);
+      if (!parameter.requires_grad()) continue;
+      trained.push_back(parameter);
+      // Ranks are threads, which share the random generator.
+      const torch::NoGradGuard no_grad;
+      parameter.copy_(torch::arange(parameter.numel())
+                          .mul(0.7)
+                          .sin()
+                          .mul(0.3)
+                          .view(parameter.sizes()));
     }
     optim::AdamW inner(trained, torch::optim::AdamWOptions(0.01));
     auto [model, optimizer] = accelerator.prepare(net, inner);
