@@ -178,7 +178,7 @@ TEST(FilesTest, ReadsNothingButRegularFiles) {
   for (const auto& [path, kind] : make_all_but_files(directory)) {
     for (const auto& read : readers) {
       testing::expect_error<Error>(
-          [&] { read(path); },
+          [&, &file = path] { read(file); },
           "[files] \"" + path.string() + "\" must be a regular file, but is " +
               kind);
     }

@@ -57,7 +57,8 @@ TEST(OffloadFolder, RefusesFilesOfAnotherSizeAndNamesOutsideOfIt) {
   offload_state_dict(folder.path(), {{"w", torch::ones({4})}});
   fs::resize_file(folder.path() / "w.dat", 8);
   const OffloadedWeightsLoader loader({.save_folder = folder.path()});
-  testing::expect_error<CheckpointError>([&] { loader.at("w"); }, "w.dat");
+  testing::expect_error<CheckpointError>(
+      [&] { static_cast<void>(loader.at("w")); }, "w.dat");
   testing::expect_error<ConfigError>(
       [&] { offload_weight(torch::ones({1}), "../w", folder.path()); }, "../w");
 }
@@ -88,7 +89,8 @@ TEST(WeightsLoader, PrefersMemoryAndKnowsPrefixes) {
   const PrefixedDataset below(loader, "b.");
   EXPECT_THAT(below.keys(), ElementsAre("x"));
   EXPECT_EQ(below.at("x").sum().item<float>(), 3);
-  testing::expect_error<ConfigError>([&] { loader.at("a.y"); }, "a.x");
+  testing::expect_error<ConfigError>(
+      [&] { static_cast<void>(loader.at("a.y")); }, "a.x");
   testing::expect_error<ConfigError>(
       [] { OffloadedWeightsLoader({}); }, "needs a state_dict");
 }

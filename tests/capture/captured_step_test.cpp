@@ -649,8 +649,8 @@ TEST(CapturedSteps, RunPlainlyWhereTheCallIsUnusual) {
       });
   outer(x, y);
   EXPECT_EQ(step.reason(), "it is inside another one");
-  training.accelerator.join_uneven_inputs([&] {
-    step(x, y);
+  training.accelerator.join_uneven_inputs([&, &inputs = x, &targets = y] {
+    step(inputs, targets);
     EXPECT_EQ(step.reason(), "it is inside join_uneven_inputs()");
   });
   step(x, y);

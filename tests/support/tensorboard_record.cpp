@@ -44,8 +44,8 @@ void add_hparams(json& event, const std::string& content) {
   } else if (record.kind == "session_start_info") {
     event["values"] = json::object();
     for (const auto& [name, value] : record.values) {
-      std::visit(
-          [&](const auto& each) { event["values"][name] = each; }, value);
+      json& shown = event["values"][name];
+      std::visit([&](const auto& each) { shown = each; }, value);
     }
   } else {
     event["status"] = record.status;
