@@ -33,7 +33,8 @@ int main() {
       adam,
       accelerate::DataLoader(NoisyMeasurements(), options),
       accelerate::DataLoader(NoisyMeasurements(), options));
-  const auto step = [&](const torch::Tensor& points,
+  const auto step = [&, &model = model, &optimizer = optimizer](
+                        const torch::Tensor& points,
                         const torch::Tensor& values) {
     optimizer.zero_grad();
     accelerator.backward(torch::mse_loss(model(points), values));

@@ -163,7 +163,8 @@ TEST_F(Runs, AreExportedAsJsonIntoAFile) {
       json[0]["series"]["loss"],
       nlohmann::json::parse(
           R"({"step":[0,1,2],"time":[1001.0,1002.0,1063.0],"value":[2.0,0.5,1.0]})"));
-  EXPECT_EQ(json[1]["series"]["loss"]["value"], nlohmann::json({nullptr}));
+  EXPECT_EQ(
+      json[1]["series"]["loss"]["value"], nlohmann::json::array({nullptr}));
   EXPECT_EQ(json[0]["events"][1]["name"], "checkpoints/0");
 }
 

@@ -141,8 +141,10 @@ TEST(LinearProduct, ComputesWeightsWhileTheGradientOfTheInputTravels) {
       const Tensor y = linear_product(entrance, weight);
       counter.reset();
       TrafficCounter::Count at_weight;
-      const auto hook = weight.register_hook(
-          [&](const Tensor&) { at_weight = counter.of(operation); });
+      const auto hook =
+          weight.register_hook([&, &name = operation](const Tensor&) {
+            at_weight = counter.of(name);
+          });
       const Tensor gradient = torch::autograd::grad({y.sum()}, {x, weight})[0];
       weight.remove_hook(hook);
       EXPECT_EQ(at_weight.begun, 1U) << operation;

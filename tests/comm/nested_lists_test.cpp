@@ -219,7 +219,9 @@ TEST(PadAcrossProcesses, RefusesAValueThatADtypeLacksOnAllRanks) {
         EXPECT_EQ(padded[1].item<double>(), world.rank() == 0 ? 1 : pad_index);
       } else {
         expect_error<ConfigError>(
-            [&] { pad_across_processes(mine, world.group(), 0, pad_index); },
+            [&, index = pad_index] {
+              pad_across_processes(mine, world.group(), 0, index);
+            },
             "[nested] pad_index must be a value of the tensors");
       }
     }

@@ -86,8 +86,8 @@ Values sum_of(int num_ranks, std::size_t count, int salt) {
 // One rank's part in a history of collectives; all ranks have the same history.
 class Rank {
  public:
-  Rank(ProgressEngine& engine, std::int32_t* reducible, std::size_t most)
-      : engine_(engine), reducible_(reducible), most_(most) {}
+  Rank(ProgressEngine& engine, std::int32_t* reducible)
+      : engine_(engine), reducible_(reducible) {}
 
   void run_history(unsigned seed, int length) {
     std::mt19937 random(seed);
@@ -254,7 +254,6 @@ class Rank {
 
   ProgressEngine& engine_;
   std::int32_t* reducible_;
-  std::size_t most_;
 };
 
 void play(unsigned seed) {
@@ -291,8 +290,7 @@ void play(unsigned seed) {
           SharedSegment::borrow(block_memory.get(), block_bytes),
           kMost * sizeof(std::int32_t));
       engine.blocks().add(block, num_ranks);
-      Rank self(
-          engine, reinterpret_cast<std::int32_t*>(block->part(rank)), kMost);
+      Rank self(engine, reinterpret_cast<std::int32_t*>(block->part(rank)));
       std::thread messenger([&] { self.exchange_messages(8); });
       self.run_history(history, 25);
       messenger.join();

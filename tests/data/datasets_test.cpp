@@ -243,7 +243,9 @@ TEST_F(Csv, ReadsNumbersThatTheDtypeHasAndRefusesOthers) {
   for (const auto& [text, dtype, value] : rows) {
     SCOPED_TRACE(text);
     const CsvFile file(write("a.csv", std::string("t,n\nx,") + text + "\n"));
-    const auto read = [&] { return file.numbers({"n"}, dtype); };
+    const auto read = [&, wanted = dtype] {
+      return file.numbers({"n"}, wanted);
+    };
     if (value) {
       EXPECT_EQ(read().to(at::kDouble).item<double>(), *value);
     } else {
@@ -411,7 +413,9 @@ TEST_F(JsonLines, GiveNumbersThatTheDtypeHasAndRefuseOthers) {
         std::string("{\"y\": ") + text + ", \"z\": [[0], [" + text + "]]}\n");
     const JsonRecord record = JsonLinesFile(name).record(0);
     for (const char* const key : {"y", "z"}) {
-      const auto read = [&] { return record.tensor(key, dtype); };
+      const auto read = [&, wanted = dtype] {
+        return record.tensor(key, wanted);
+      };
       if (value) {
         EXPECT_EQ(read().flatten()[-1].to(at::kDouble).item<double>(), *value);
       } else {
@@ -729,7 +733,7 @@ TEST_F(Files, ThatAreNoRegularFilesAreRefusedAtOnce) {
     SCOPED_TRACE(name);
     for (const std::string& file :
          {pipe, path("directory"), std::string("/dev/zero"), path("none")})
-      expect_error<Error>([&] { read(file); }, file);
+      expect_error<Error>([&, &reader = read] { reader(file); }, file);
   }
 }
 

@@ -90,8 +90,8 @@ TEST_F(ExportedRefusals, ListsArgumentsThatAnOperatorDoesNotTake) {
   const char* const expected[] = {
       "torch.ops.aten.add.Tensor without its argument 'other'",
       "torch.ops.aten.relu.default with the unknown argument 'slope'",
-      "torch.ops.aten.zeros_like.default with a number for its argument "
-      "'dtype'"};
+      ("torch.ops.aten.zeros_like.default with a number for its argument "
+       "'dtype'")};
   for (const char* what : expected) {
     expect_error<ConfigError>([&] { load(); }, what);
   }

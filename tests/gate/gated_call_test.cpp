@@ -106,14 +106,16 @@ TEST(GatedCall, RunsOnADequantisedCopyOfAFrozenWeight) {
     const Result expected = run(linear, x);
     linear->bias.mutable_grad().reset();
     std::vector<std::string> names;
-    Keeper keeper({linear->weight}, [&](GateKeeper& self, GatedCall& call) {
-      names.push_back(name_of(call));
-      for (c10::IValue& argument : call.arguments()) {
-        if (!is_view(call) && GatedTensor::unit_of(argument, self))
-          argument = quantised.like(argument.toTensor());
-      }
-      call.run();
-    });
+    Keeper keeper(
+        {linear->weight},
+        [&, &codes = quantised](GateKeeper& self, GatedCall& call) {
+          names.push_back(name_of(call));
+          for (c10::IValue& argument : call.arguments()) {
+            if (!is_view(call) && GatedTensor::unit_of(argument, self))
+              argument = codes.like(argument.toTensor());
+          }
+          call.run();
+        });
     keeper.release();
     expect_equal(run(linear, x), expected);
     EXPECT_EQ(names.size(), 2u) << "the view and the product; autograd saved "

@@ -173,7 +173,7 @@ TEST_F(TrainingOnGpu, OverflowSkipsAStepAndHalvesTheScale) {
   auto [model, optimizer] = accelerator.prepare(net, sgd);
   const Tensor x = torch::ones({4, 32}, torch::device(device_));
   const Tensor before = net->parameters()[0].detach().clone();
-  const auto step = [&](double factor) {
+  const auto step = [&, &model = model, &optimizer = optimizer](double factor) {
     optimizer.zero_grad();
     accelerator.backward(model(x).square().mean() * factor);
     optimizer.step();

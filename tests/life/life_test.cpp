@@ -272,7 +272,8 @@ TEST_F(Life, Accelerator) {
            [](auto& it) { it.init_trackers("", {}, {{"nobody", {}}}); }}};
   for (const auto& [state, reach] : states) {
     Accelerator accelerator(on_cpu());
-    EXPECT_EQ(fault_of([&] { reach(accelerator); }), "") << state;
+    EXPECT_EQ(fault_of([&, &reach = reach] { reach(accelerator); }), "")
+        << state;
     try_calls<Accelerator>(add_calls_of_Accelerator, accelerator, state);
   }
   AcceleratorOptions wrong = on_cpu();

@@ -173,6 +173,7 @@ void check(Pools& pools, Random& random, const Law<Metric>& law) {
     const auto rounds = any_rounds(random, begin, end, num_ranks);
     std::vector<Numbers> found(static_cast<std::size_t>(num_ranks));
     std::vector<StateDict> states(found.size());
+    const bool is_last = end == size;
     pools[num_ranks].run([&](World& world) {
       const auto rank = static_cast<std::size_t>(world.rank());
       std::int64_t remainder = 0;
@@ -183,7 +184,7 @@ void check(Pools& pools, Random& random, const Law<Metric>& law) {
         remainder = round.remainder;
         law.update(metric, samples.rows(round.indices[rank]));
       }
-      if (end == size) {
+      if (is_last) {
         found[rank] = law.answer(metric);
       } else {
         states[rank] = metric.state_dict();

@@ -207,7 +207,7 @@ TEST(MasterWeights, TrainAHalfPrecisionModelWithScaledLosses) {
   torch::optim::SGD sgd(net->parameters(), 1);
   auto [model, optimizer] = accelerator.prepare(net, sgd);
   // Without scaling this gradient is 0 in fp16.
-  const auto loss = [&](double factor) {
+  const auto loss = [&model = model](double factor) {
     return model(torch::ones({1, 1}, torch::kHalf)).sum() * factor;
   };
   accelerator.backward(loss(1e-8));

@@ -34,7 +34,7 @@ class Departures {
   struct Departure {
     /// When operations fail that wait for a rank that has died.
     std::chrono::steady_clock::time_point end;
-    /// Of a rank that has left.
+    /// Known if the rank has left.
     std::optional<std::uint64_t> num_begun;
   };
   [[nodiscard]] Departure departure_of(int rank) const;
