@@ -14,12 +14,14 @@
 #include <vector>
 
 #include "base/files/mappable_file.h"
+#include "base/files/page_cache.h"
 #include "support/temporary_directory.h"
 
 namespace accelerate::mappable_file_test {
 
 namespace fs = std::filesystem;
 using detail::MappableFile;
+using detail::page_bytes;
 
 constexpr std::size_t kSize = (std::size_t{5} << 20U) + 123;
 
@@ -89,19 +91,19 @@ TEST_F(MappableFiles, PopulateReadsPagesThatAreNotCached) {
   const std::uint64_t promise = mappable.protect();
   if (promise == 0) GTEST_SKIP() << "this file system has no leases";
   constexpr std::size_t kBegin = 4097;
-  constexpr std::size_t kPage = 4096;
-  constexpr off_t kForgotten = 261 * kPage;
+  constexpr off_t kForgotten = 261 * 4096;
+  const std::size_t page = page_bytes();
   ASSERT_EQ(::fsync(descriptor_), 0);
   ASSERT_EQ(
-      ::posix_fadvise(
-          descriptor_, kForgotten, 901 * kPage, POSIX_FADV_DONTNEED),
+      ::posix_fadvise(descriptor_, kForgotten, 901 * 4096, POSIX_FADV_DONTNEED),
       0);
   const auto bytes = mappable.map(promise, kBegin, kSize - kBegin);
   ASSERT_NE(bytes, nullptr);
   EXPECT_TRUE(bytes->populate());
-  std::vector<unsigned char> pages((kSize - kBegin + kPage - 1) / kPage);
-  std::byte* const first = bytes->data() - kBegin % kPage;
-  ASSERT_EQ(::mincore(first, kSize - kPage, pages.data()), 0);
+  std::vector<unsigned char> pages(
+      (kSize - kBegin + kBegin % page + page - 1) / page);
+  std::byte* const first = bytes->data() - kBegin % page;
+  ASSERT_EQ(::mincore(first, kSize - kBegin + kBegin % page, pages.data()), 0);
   for (std::size_t i = 0; i < pages.size(); ++i)
     EXPECT_EQ(pages[i] & 1U, 1U) << "page " << i;
   EXPECT_TRUE(is_there(*bytes, kBegin));
@@ -110,12 +112,12 @@ TEST_F(MappableFiles, PopulateReadsPagesThatAreNotCached) {
 // Returns whether this process's page tables map every page of a range of
 // bytes; true if the system does not say.
 bool are_mapped(const std::byte* data, std::size_t size) {
-  constexpr std::size_t kPage = 4096;
+  const std::size_t page = page_bytes();
   const int table = ::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
   if (table < 0) return true;
   const auto address = reinterpret_cast<std::uintptr_t>(data);
-  const std::uintptr_t first = address / kPage;
-  std::vector<std::uint64_t> entries((address + size - 1) / kPage - first + 1);
+  const std::uintptr_t first = address / page;
+  std::vector<std::uint64_t> entries((address + size - 1) / page - first + 1);
   const auto num_bytes = static_cast<ssize_t>(entries.size() * 8);
   const ssize_t got = ::pread(
       table, entries.data(), entries.size() * 8, static_cast<off_t>(first * 8));
@@ -147,6 +149,23 @@ TEST_F(MappableFiles, PopulatesPiecesInAnyOrderOnSeveralThreads) {
     EXPECT_GE(num_pieces, 2U);
     EXPECT_TRUE(are_mapped(bytes->data(), kSize - begin));
     EXPECT_TRUE(is_there(*bytes, begin));
+  }
+}
+
+// Systems refuse to map files from anywhere else.
+TEST_F(MappableFiles, PartsAreMappedFromTheBeginningOfAPage) {
+  const MappableFile mappable(descriptor_);
+  const std::uint64_t promise = mappable.protect();
+  if (promise == 0) GTEST_SKIP() << "this file system has no leases";
+  for (const std::size_t begin :
+       {std::size_t{0}, std::size_t{4097}, kSize - 1000}) {
+    SCOPED_TRACE(begin);
+    const auto bytes = mappable.map(promise, begin, 1000);
+    ASSERT_NE(bytes, nullptr);
+    const auto address = reinterpret_cast<std::uintptr_t>(bytes->data());
+    EXPECT_EQ(address % page_bytes(), begin % page_bytes());
+    EXPECT_TRUE(bytes->populate());
+    EXPECT_EQ(std::memcmp(bytes->data(), contents_.data() + begin, 1000), 0);
   }
 }
 

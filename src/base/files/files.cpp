@@ -19,6 +19,7 @@
 #include <accelerate/error.h>
 
 #include "base/files/file_system.h"
+#include "base/files/page_cache.h"
 #include "base/text/sizes.h"
 #include "base/text/text.h"
 
@@ -286,8 +287,7 @@ void MappedFile::will_need(std::size_t offset, std::size_t size) const {
   offset = std::min(offset, size_);
   size = std::min(size, size_ - offset);
   if (size == 0) return;
-  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  const std::size_t begin = offset - offset % page;
+  const std::size_t begin = offset - offset % page_bytes();
   ::madvise(
       const_cast<std::byte*>(data_) + begin,
       offset + size - begin,

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -17,11 +16,12 @@
 #include <thread>
 #include <vector>
 
+#include "base/files/page_cache.h"
+
 namespace accelerate::detail {
 
 namespace {
 
-constexpr std::size_t kPage = 4096;
 // A huge page. Bytes are copied and populated in pieces of this size.
 constexpr std::size_t kPiece = std::size_t{2} << 20U;
 // When the kernel maps a page, it maps everything cached in a window of this
@@ -87,7 +87,8 @@ class PageTable {
     constexpr std::uint64_t kIsPresent = std::uint64_t{1} << 63U;
     std::uint64_t entry = 0;
     const auto place = static_cast<off_t>(
-        reinterpret_cast<std::uintptr_t>(address) / kPage * sizeof(entry));
+        reinterpret_cast<std::uintptr_t>(address) / page_bytes() *
+        sizeof(entry));
     return file_ >= 0 &&
         ::pread(file_, &entry, sizeof(entry), place) == sizeof(entry) &&
         (entry & kIsPresent) != 0;
@@ -99,13 +100,13 @@ class PageTable {
 
 // Reads the pages of a piece that are not in the page cache.
 bool populate_absent(std::byte* begin, std::size_t size) {
-  std::array<unsigned char, kPiece / kPage> is_present{};
+  const std::size_t num_pages = (size + page_bytes() - 1) / page_bytes();
+  std::vector<unsigned char> is_present(num_pages);
   if (::mincore(begin, size, is_present.data()) != 0)
     return populate_all(begin, size);
-  const std::size_t num_pages = (size + kPage - 1) / kPage;
   for (std::size_t page = 0; page < num_pages; ++page) {
     if ((is_present[page] & 1U) != 0) continue;
-    if (!populate_all(begin + page * kPage, 1)) return false;
+    if (!populate_all(begin + page * page_bytes(), 1)) return false;
   }
   return true;
 }
@@ -234,7 +235,7 @@ MappedBytes::~MappedBytes() {
 
 bool MappedBytes::populate(const ForEach& for_each) const {
   const auto address = reinterpret_cast<std::uintptr_t>(data_);
-  std::byte* const begin = data_ - address % kPage;
+  std::byte* const begin = data_ - address % page_bytes();
   std::byte* const end = data_ + num_bytes_;
   // The first piece begins at a multiple of its size, as huge pages do.
   std::byte* const first = data_ - address % kPiece;
@@ -306,11 +307,12 @@ std::unique_ptr<MappedBytes> MappableFile::map(
     return nullptr;
   }
   // Huge pages can only be mapped completely.
-  const std::size_t unit = num_bytes < kPiece ? kPage : kPiece;
+  const std::size_t unit = num_bytes < kPiece ? page_bytes() : kPiece;
   const std::uint64_t begin = offset / unit * unit;
   const std::uint64_t end = std::min<std::uint64_t>(
       (offset + num_bytes + unit - 1) / unit * unit,
-      (static_cast<std::uint64_t>(status.st_size) + kPage - 1) / kPage * kPage);
+      (static_cast<std::uint64_t>(status.st_size) + page_bytes() - 1) /
+          page_bytes() * page_bytes());
   const std::size_t size = end - begin;
   void* const mapped = ::mmap(
       nullptr,

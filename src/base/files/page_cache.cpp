@@ -13,11 +13,6 @@ namespace accelerate::detail {
 
 namespace {
 
-std::uint64_t page_bytes() {
-  static const auto bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  return bytes;
-}
-
 // The structures of cachestat(), which Linux has had since 6.5 and C libraries
 // do not declare yet.
 struct CachestatRange {
@@ -78,6 +73,11 @@ count_cached(int file, std::uint64_t offset, std::uint64_t size) {
 }
 
 }  // namespace
+
+std::size_t page_bytes() {
+  static const auto bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return bytes;
+}
 
 bool is_mostly_cached(int file, std::uint64_t offset, std::uint64_t size) {
   if (size == 0) return true;

@@ -1,8 +1,12 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace accelerate::detail {
+
+/// The system's page size: 4096 on x86-64, up to 65536 on arm64.
+std::size_t page_bytes();
 
 /// Whether most pages of the range of an open file are in the page cache, so
 /// that reading through it is faster than reading from the disk. Takes
