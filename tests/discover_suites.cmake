@@ -2,6 +2,7 @@
 # cases, so cases registered individually would spend most of their time on it. If by_suite is set, or the environment
 # has ACCELERATE_TEST_SUITES, as with `make test TESTS=regex`, each suite is a test, so that it can be selected.
 #   program     its path
+#   emulator    the command that runs it when cross-compiling
 #   program_name  the name of the test
 #   by_suite    whether each suite is always a test
 #   prefix      begins the names of the tests
@@ -32,7 +33,7 @@ if(rank_sources)
 endif()
 
 if(NOT by_suite AND NOT "$ENV{ACCELERATE_TEST_SUITES}")
-  add_test("${prefix}${program_name}" "${program}" "--gtest_filter=${filter}" --gtest_brief=1)
+  add_test("${prefix}${program_name}" ${emulator} "${program}" "--gtest_filter=${filter}" --gtest_brief=1)
   set_tests_properties("${prefix}${program_name}" PROPERTIES ${properties})
   if(labels)
     set_tests_properties("${prefix}${program_name}" PROPERTIES LABELS "${labels}")
@@ -42,7 +43,7 @@ endif()
 
 if("${program}" IS_NEWER_THAN "${list}")
   execute_process(
-    COMMAND "${program}" --gtest_list_tests "--gtest_filter=${filter}"
+    COMMAND ${emulator} "${program}" --gtest_list_tests "--gtest_filter=${filter}"
     OUTPUT_VARIABLE cases RESULT_VARIABLE failure TIMEOUT 60)
   if(failure)
     message(FATAL_ERROR "${program} --gtest_list_tests: ${failure}")
@@ -67,7 +68,7 @@ endforeach()
 foreach(suite IN LISTS suites)
   string(REGEX REPLACE "[.]$" "" name "${prefix}${suite}")
   string(SUBSTRING "${cases_of_${suite}}" 1 -1 cases)
-  add_test("${name}" "${program}" "--gtest_filter=${cases}" --gtest_brief=1)
+  add_test("${name}" ${emulator} "${program}" "--gtest_filter=${cases}" --gtest_brief=1)
   set_tests_properties("${name}" PROPERTIES ${properties})
   if(labels)
     set_tests_properties("${name}" PROPERTIES LABELS "${labels}")
