@@ -326,7 +326,7 @@ TEST(AttentionExchange, DropsTheWeightsThatItReturns) {
 TEST(AttentionExchange, SendsWhatARingSends) {
   constexpr std::int64_t kLength = 64;
   constexpr int kRanks = 4;
-  const auto bytes_of = [](const Tensor& mask) {
+  const auto bytes_of = [&](const Tensor& mask) {
     double bytes = 0;
     std::mutex mutex;
     testing::run_counted(

@@ -31,13 +31,13 @@ TEST(ShardOnDevice, TrainsAsOnTheCpu) {
   });
   for (const auto& [name, parallel] : testing::ways_to_train_on_devices()) {
     SCOPED_TRACE(name);
-    run_on_ranks(2, [&](const WorldOptions& options) {
+    const bool is_offloaded = name.ends_with("offloaded");
+    run_on_ranks(2, [&, &way = parallel](const WorldOptions& options) {
       WorldOptions world = options;
       world.device = pretend_device(*options.rank);
-      const bool is_offloaded = name.ends_with("offloaded");
       const auto found = train_device_net(
           world,
-          parallel,
+          way,
           [&](const Accelerator& accelerator, torch::optim::Optimizer& inner) {
             EXPECT_EQ(accelerator.device(), *world.device);
             for (const Tensor& shard : inner.param_groups()[0].params()) {

@@ -156,8 +156,9 @@ TEST(Ulysses, DropsTheWeightsOfOneProcessWhereRanksHaveSomeHeads) {
       for (const auto& [first, count] : {std::pair{0, 4}, std::pair{4, 2}}) {
         SequenceAttentionOptions options = problem.options;
         options.first_head = first;
-        const auto part = [&](const at::Tensor& tensor) {
-          return local(tensor, shards, world.rank()).narrow(1, first, count);
+        const auto part = [&, begin = first, heads = count](
+                              const at::Tensor& tensor) {
+          return local(tensor, shards, world.rank()).narrow(1, begin, heads);
         };
         expect_close(
             attention(

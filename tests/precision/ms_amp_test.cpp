@@ -382,7 +382,7 @@ TEST(MsAmp, ClipsAndDropsWhatItKeeps) {
     nn::Sequential net = make_net();
     torch::optim::AdamW adam(net->parameters(), kRate);
     auto [model, optimizer] = accelerator.prepare(net, adam);
-    const auto backward = [&] {
+    const auto backward = [&, &model = model] {
       accelerator.backward(loss_of(model(input_of(0, *world.rank))));
     };
     backward();
@@ -613,7 +613,9 @@ TEST(MsAmp, RefusesWhatItCannotCompose) {
     optim::Lomo lomo(net->parameters());
     auto updates = accelerator.prepare(lomo);
     expect_error<ConfigError>(
-        [&] { accelerator.lomo_backward(model(at::ones({4, 16})).sum(), 0.1); },
+        [&, &model = model] {
+          accelerator.lomo_backward(model(at::ones({4, 16})).sum(), 0.1);
+        },
         "lomo_backward() keeps no gradients");
   });
 }

@@ -61,7 +61,9 @@ TEST(AcceleratorPlan, RefusesToMeasureForLessThanNoTime) {
   const Accelerator accelerator;
   LayoutPlanOptions options = small_options();
   options.measuring_seconds = -1;
-  EXPECT_THROW(plan_layout(accelerator.world(), kShape, options), ConfigError);
+  EXPECT_THROW(
+      static_cast<void>(plan_layout(accelerator.world(), kShape, options)),
+      ConfigError);
   // Nothing is measured.
   options.cluster = ClusterSpeeds();
   EXPECT_FALSE(

@@ -121,9 +121,8 @@ TEST(OptimizerWatch, KeepsOptionsAndGroups) {
     EXPECT_EQ(defaults.momentum(), 0.5);
     // New groups get unwatched options.
     sgd.add_param_group({{torch::ones({1}).requires_grad_()}});
-    EXPECT_EQ(
-        typeid(sgd.param_groups()[1].options()),
-        typeid(torch::optim::SGDOptions));
+    const auto& added = sgd.param_groups()[1].options();
+    EXPECT_EQ(typeid(added), typeid(torch::optim::SGDOptions));
     {
       const auto short_lived = detail::watch_optimizer(sgd, [&] { FAIL(); });
     }

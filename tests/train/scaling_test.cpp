@@ -169,9 +169,11 @@ TEST(Scaling, RefusesWhatCannotBeScaled) {
   torch::optim::SGD sgd(net->parameters(), 1.0);
   auto [model, optimizer] = accelerator.prepare(net, sgd);
   accelerator.backward(model(torch::ones({1, 2}, torch::kHalf)).sum());
-  expect_error<ConfigError>([&] { optimizer.step(); }, "master_weights");
   expect_error<ConfigError>(
-      [&] { optimizer.step([] { return torch::Tensor(); }); }, "closure");
+      [&step = optimizer] { step.step(); }, "master_weights");
+  expect_error<ConfigError>(
+      [&step = optimizer] { step.step([] { return torch::Tensor(); }); },
+      "closure");
   expect_error<ConfigError>(
       [] {
         GradScaler scaler(

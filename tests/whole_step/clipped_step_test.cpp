@@ -146,12 +146,14 @@ TEST(ClippedSteps, RefuseWhatCannotBe) {
   set_gradients(parameters, 1);
   for (const double max_norm :
        {0.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
-    EXPECT_THROW(prepared.step({.max_norm = max_norm}), ConfigError);
+    const ClippedStepOptions options{.max_norm = max_norm};
+    EXPECT_THROW(prepared.step(options), ConfigError);
   }
   Tensor first = parameters[0];
   first.mutable_grad().fill_(std::numeric_limits<float>::infinity());
   const Tensor before = parameters[4].detach().clone();
-  EXPECT_THROW(prepared.step({.error_if_nonfinite = true}), ConfigError);
+  const ClippedStepOptions strict{.error_if_nonfinite = true};
+  EXPECT_THROW(prepared.step(strict), ConfigError);
   EXPECT_TRUE(parameters[4].equal(before));
 }
 
