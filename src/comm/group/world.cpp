@@ -263,7 +263,7 @@ RankIsGone watch_ranks(const std::weak_ptr<WorldCore>& core) {
   const auto world = core.lock();
   const auto board = world ? world->board : nullptr;
   if (board == nullptr) return nullptr;
-  return [board](int rank) { return is_gone(*board, rank); };
+  return [board](int rank) { return has_ended(*board, rank); };
 }
 
 std::shared_ptr<Transport> start_transport(

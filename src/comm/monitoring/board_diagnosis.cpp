@@ -136,6 +136,14 @@ bool is_gone(const WorldBoard& board, int rank) {
   return !ranks.empty() && is_gone(ranks.front());
 }
 
+bool has_ended(const WorldBoard& board, int rank) {
+  const Ranks ranks = members_of(board, {rank});
+  if (ranks.empty() || !is_gone(ranks.front())) return false;
+  const RankActivity& found = ranks.front();
+  const bool is_thread = found.process == 0 || found.process == ::getpid();
+  return is_thread || found.wait_status || has_ended(found.process);
+}
+
 std::string describe_newest_call(
     const WorldBoard& board,
     const std::string& group) {

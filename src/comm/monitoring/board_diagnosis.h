@@ -26,6 +26,10 @@ std::optional<std::string> diagnose_by_board(
 /// destroyed its World.
 bool is_gone(const WorldBoard& board, int rank);
 
+/// The same, but without ranks that have destroyed their World while their
+/// processes, and what these began on devices, go on.
+bool has_ended(const WorldBoard& board, int rank);
+
 /// Describes this rank's newest call in a group, and in a second line also where
 /// it was made; empty if it made none.
 std::string describe_newest_call(
