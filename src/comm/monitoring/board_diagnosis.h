@@ -26,8 +26,9 @@ std::optional<std::string> diagnose_by_board(
 /// destroyed its World.
 bool is_gone(const WorldBoard& board, int rank);
 
-/// The same, but without ranks that have destroyed their World while their
-/// processes, and what these began on devices, go on.
+/// Whether the board shows that a rank's process has ended, or that a rank that
+/// is a thread is gone. A process that has destroyed its World may go on, and so
+/// may what it began on devices.
 bool has_ended(const WorldBoard& board, int rank);
 
 /// Describes this rank's newest call in a group, and in a second line also where
