@@ -75,7 +75,9 @@ void deepspeed_config(Input input) {
   guarded([&] {
     DeepSpeedOptions options;
     options.hf_ds_config = text;
-    detail::DeepSpeedConfig config(options, {}, {});
+    // With the defaults of the table.
+    detail::DeepSpeedConfig config(
+        options, detail::resolve(std::span<const detail::Source>()), {});
     guarded([&] { config.set_mixed_precision("bf16"); });
     config.fill(
         {{"train_micro_batch_size_per_gpu", 4},

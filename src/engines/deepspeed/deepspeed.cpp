@@ -163,7 +163,7 @@ DeepSpeedConfig::DeepSpeedConfig(
 void DeepSpeedConfig::read_options(
     const DeepSpeedOptions& given,
     const Settings& settings) {
-  options_ = {given, std::nullopt};
+  options_ = {given};
   visit_deepspeed_fields(
       [&](std::string_view key, auto member, std::string_view path) {
         auto& field = options_.*member;
