@@ -111,7 +111,15 @@ AORecipeKwargs named(const char* name) {
 }
 
 TERecipeKwargs te(bool has_blocks) {
-  return {false, 0, 1, "HYBRID", 4, "most_recent", {}, has_blocks};
+  return {
+      false,
+      0,
+      1,
+      "HYBRID",
+      4,
+      "most_recent",
+      OverrideLinearPrecision(),
+      has_blocks};
 }
 
 struct Trained {
