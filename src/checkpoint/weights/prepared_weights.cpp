@@ -183,7 +183,6 @@ std::uint64_t num_read_bytes(const std::vector<Destination>& destinations) {
 
 // Waits until devices have computed the weights.
 void require_intact(const World& world, const PlacedModel& model) {
-  if (world.size() == 1) return;
   std::vector<c10::Device> seen;
   for (const Parameter& row : model.table->rows()) {
     const at::Tensor& local = row.local;
@@ -206,10 +205,26 @@ void save_weights(
     const SaveModelOptions& options) {
   checkpoints.agreement.require_same_call("save_model", directory.string());
   const bool writes = checkpoints.is_first_writer();
+  const auto require_success = [&](const std::string& failure) {
+    checkpoints.agreement.require_success(
+        failure,
+        "save_model",
+        format(
+            "[checkpoint] the model was not saved to {}:\n",
+            directory.string()));
+  };
   std::string failure;
-  const auto write = [&](const WriteShardedTensor& write_sharded) {
+  // Before anything is written: ranks hold parts of what one of them writes.
+  if (!checkpoints.world.device().is_cpu()) {
     try {
       require_intact(checkpoints.world, model);
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+    require_success(failure);
+  }
+  const auto write = [&](const WriteShardedTensor& write_sharded) {
+    try {
       write_module(
           *model.module,
           directory,
@@ -247,11 +262,7 @@ void save_weights(
       shards.finish();
     }
   }
-  checkpoints.agreement.require_success(
-      failure,
-      "save_model",
-      format(
-          "[checkpoint] the model was not saved to {}:\n", directory.string()));
+  require_success(failure);
 }
 
 bool gathers_weights(
