@@ -16,7 +16,7 @@ namespace accelerate::detail {
 
 namespace {
 
-using Kind = PipelineActionKind;
+using ActionKind = PipelineActionKind;
 
 // How long a rank looks for the reason why another one ended.
 constexpr std::chrono::milliseconds kDiagnosisTime{2000};
@@ -25,15 +25,15 @@ constexpr std::chrono::milliseconds kDiagnosisPause{20};
 constexpr const char* kReason = "reason";
 constexpr const char* kNumReports = "num_reports";
 
-std::string_view name_of_kind(Kind kind) {
+std::string_view name_of_kind(ActionKind kind) {
   switch (kind) {
-    case Kind::forward:
+    case ActionKind::forward:
       return "forward";
-    case Kind::backward:
+    case ActionKind::backward:
       return "backward";
-    case Kind::backward_input:
+    case ActionKind::backward_input:
       return "gradient of the inputs";
-    case Kind::backward_weight:
+    case ActionKind::backward_weight:
       break;
   }
   return "gradient of the weights";
@@ -52,8 +52,8 @@ struct MicroBatchScope {
 };
 
 // Whether the chunk's parameters then have all of the micro-batch's gradients.
-bool completes_weights(Kind kind) {
-  return kind == Kind::backward || kind == Kind::backward_weight;
+bool completes_weights(ActionKind kind) {
+  return kind == ActionKind::backward || kind == ActionKind::backward_weight;
 }
 
 PipelineTensors requiring_grad(const PipelineTensors& tensors) {
@@ -163,7 +163,8 @@ void PipelineExecutor::run_actions(
   std::vector<PipelineAction> actions;
   for (const PipelineAction& action :
        schedule_->ranks[static_cast<std::size_t>(rank_)]) {
-    if (trains_ || action.kind == Kind::forward) actions.push_back(action);
+    if (trains_ || action.kind == ActionKind::forward)
+      actions.push_back(action);
   }
   num_backwards_left_.clear();
   for (const PipelineAction& action : actions) {
@@ -177,14 +178,14 @@ void PipelineExecutor::run_actions(
     // The next action's inputs can arrive while this one computes.
     if (i + 1 < actions.size()) expect(actions[i + 1]);
     switch (action.kind) {
-      case Kind::forward:
+      case ActionKind::forward:
         forward(action, calls, inputs);
         break;
-      case Kind::backward:
-      case Kind::backward_input:
+      case ActionKind::backward:
+      case ActionKind::backward_input:
         backward(action, calls);
         break;
-      case Kind::backward_weight:
+      case ActionKind::backward_weight:
         backward_weight(action, calls);
         break;
     }
@@ -193,11 +194,11 @@ void PipelineExecutor::run_actions(
 
 void PipelineExecutor::expect(const PipelineAction& action) {
   const StageValue value = value_of(action);
-  if (action.kind == Kind::forward) {
+  if (action.kind == ActionKind::forward) {
     if (!is_first(value.stage)) transfers_.expect_inputs(value);
     return;
   }
-  if (action.kind != Kind::backward_weight && !is_last(value.stage))
+  if (action.kind != ActionKind::backward_weight && !is_last(value.stage))
     transfers_.expect_gradients(value);
 }
 
@@ -242,7 +243,7 @@ void PipelineExecutor::backward(
     fill_up(gradients, inputs);
     transfers_.send_gradients(value, gradients);
   }
-  if (action.kind == Kind::backward)
+  if (action.kind == ActionKind::backward)
     kept_.erase({action.chunk, action.micro_batch});
 }
 
@@ -256,7 +257,7 @@ PipelineTensors PipelineExecutor::compute_gradients(
   const PipelineTensors inputs =
       requiring_grad(std::exchange(activation.inputs, {}));
   PipelineTensors found(inputs.size());
-  const bool is_whole = action.kind == Kind::backward;
+  const bool is_whole = action.kind == ActionKind::backward;
   const StagePass pass =
       pass_of(action, roots.empty() ? at::Tensor() : roots[0]);
   if (roots.empty()) return found;

@@ -15,7 +15,7 @@ namespace accelerate::detail {
 namespace {
 
 // Sizes of layers are given in float32.
-constexpr std::uint64_t kFloatBytes = 4;
+constexpr std::uint64_t kFloat32Bytes = 4;
 
 std::uint64_t bytes_of_weights(const std::string& dtype) {
   if (dtype == "float32") return 4;
@@ -143,7 +143,7 @@ TrainingMemory training_memory(
       per_shard(num_parameters * optimizer_state_bytes(plan.optimizer));
   if (shards > 1 || plan.weights_are_on_disk) {
     // Parameters of the current and the next unit, and the current gradient.
-    memory.gathered = 3 * (largest_layer / kFloatBytes) * wide /
+    memory.gathered = 3 * (largest_layer / kFloat32Bytes) * wide /
         static_cast<std::uint64_t>(plan.tensor);
   }
   if (model.transformer && plan.sequence_length > 0) {

@@ -21,7 +21,7 @@ namespace {
 // larger.
 constexpr std::uint64_t kMostBytesOnTheWay = 32U << 20U;
 // Where values begin in the buffer.
-constexpr std::uint64_t kAlignment = 64;
+constexpr std::uint64_t kTensorAlignment = 64;
 
 std::uint64_t bytes_of_rows(const TensorToLoad& item, std::int64_t count) {
   std::uint64_t bytes = c10::elementSize(item.file_dtype);
@@ -240,7 +240,7 @@ std::vector<at::Tensor> CheckpointLoader::prepare(const RowGroup& group) {
     offsets.push_back(size);
     if (is_read_in_place(*rows.item)) continue;
     size += bytes_of_rows(*rows.item, rows.count);
-    size = (size + kAlignment - 1) / kAlignment * kAlignment;
+    size = (size + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment;
   }
   if (size > 0 &&
       (!buffer_.defined() ||

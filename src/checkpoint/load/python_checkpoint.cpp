@@ -16,7 +16,7 @@ namespace accelerate::detail {
 namespace {
 
 namespace fs = std::filesystem;
-using Kind = Pickle::Kind;
+using PickleKind = Pickle::Kind;
 using Value = Pickle::Value;
 
 // Number of steps that a scheduler has made. ChainedScheduler keeps no count of

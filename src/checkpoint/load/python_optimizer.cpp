@@ -14,7 +14,7 @@ namespace accelerate::detail {
 
 namespace {
 
-using Kind = Pickle::Kind;
+using PickleKind = Pickle::Kind;
 using Value = Pickle::Value;
 
 // Returns the optimizer's state for parameter `number`, and adds its tensors,
@@ -37,7 +37,7 @@ StateDict read_parameter(
       const std::string name = format("{}/{}", number, key);
       tensors.emplace(name, all.at(format("state.{}.{}", number, key)));
       values.set(key, StateDict{{kTensorKey, name}});
-    } else if (value.kind() != Kind::none) {
+    } else if (value.kind() != PickleKind::none) {
       values.set(key, saved.number(value));
     }
   }
@@ -62,17 +62,18 @@ void add_group_option(
     const Value& value) {
   // Names kept by an optimizer that was made from named_parameters().
   if (key == "param_names") return;
-  if (key == "maximize" && value.kind() == Kind::boolean) {
+  if (key == "maximize" && value.kind() == PickleKind::boolean) {
     if (value.integer() != 0) {
       saved.fail("the optimizer maximizes, which LibTorch's optimizers cannot");
     }
-  } else if (value.kind() == Kind::boolean) {
+  } else if (value.kind() == PickleKind::boolean) {
     options.set(key, value.integer() != 0);
   } else if (
-      value.kind() == Kind::integer || value.kind() == Kind::real ||
+      value.kind() == PickleKind::integer || value.kind() == PickleKind::real ||
       saved.tensor(value)) {
     options.set(key, saved.number(value));
-  } else if (value.kind() == Kind::tuple || value.kind() == Kind::list) {
+  } else if (
+      value.kind() == PickleKind::tuple || value.kind() == PickleKind::list) {
     options.set(key, saved.numbers(value));
   }
 }

@@ -15,7 +15,7 @@ namespace accelerate::detail {
 
 namespace {
 
-using Kind = Pickle::Kind;
+using PickleKind = Pickle::Kind;
 using Value = Pickle::Value;
 
 at::Tensor tensor_from(const TorchTensor& tensor) {
@@ -34,7 +34,7 @@ at::Tensor tensor_from(const TorchTensor& tensor) {
 }
 
 bool is_dict(const Value& value) {
-  return value.kind() == Kind::dict ||
+  return value.kind() == PickleKind::dict ||
       (value.is_call_of("collections OrderedDict"));
 }
 
@@ -67,7 +67,7 @@ std::optional<Value> PythonState::find(
     const Value& dict,
     std::string_view key) {
   for (std::size_t i = 0; i < dict.size(); ++i) {
-    if (dict.key(i).kind() == Kind::text && dict.key(i).text() == key) {
+    if (dict.key(i).kind() == PickleKind::text && dict.key(i).text() == key) {
       return dict.value(i);
     }
   }
@@ -84,8 +84,8 @@ double PythonState::number(const Value& value) const {
   if (const auto scalar = file_.tensor(value)) {
     return load(*scalar).item<double>();
   }
-  if (value.kind() == Kind::boolean) return value.integer() != 0 ? 1 : 0;
-  if (value.kind() != Kind::integer && value.kind() != Kind::real) {
+  if (value.kind() == PickleKind::boolean) return value.integer() != 0 ? 1 : 0;
+  if (value.kind() != PickleKind::integer && value.kind() != PickleKind::real) {
     fail("a value must be a number, but is not");
   }
   return value.real();
@@ -103,7 +103,7 @@ StateDict PythonState::dict(const Value& value) const {
   StateDict state;
   for (std::size_t i = 0; i < value.size(); ++i) {
     const Value key = value.key(i);
-    const std::string name = key.kind() == Kind::text
+    const std::string name = key.kind() == PickleKind::text
         ? std::string(key.text())
         : std::to_string(key.integer());
     add(state, name, value.value(i));
@@ -118,19 +118,20 @@ void PythonState::add(
   if (const auto found = file_.tensor(value)) {
     state.set(name, load(*found));
   } else if (is_dict(value)) {
-    const bool is_empty = value.kind() == Kind::call && value.size() < 3;
+    const bool is_empty = value.kind() == PickleKind::call && value.size() < 3;
     state.set(name, is_empty ? StateDict() : dict(value.as_dict()));
-  } else if (value.kind() == Kind::boolean) {
+  } else if (value.kind() == PickleKind::boolean) {
     state.set(name, value.integer() != 0);
-  } else if (value.kind() == Kind::integer) {
+  } else if (value.kind() == PickleKind::integer) {
     state.set(name, value.integer());
-  } else if (value.kind() == Kind::real) {
+  } else if (value.kind() == PickleKind::real) {
     state.set(name, value.real());
-  } else if (value.kind() == Kind::text) {
+  } else if (value.kind() == PickleKind::text) {
     state.set(name, std::string(value.text()));
-  } else if (value.kind() == Kind::list || value.kind() == Kind::tuple) {
+  } else if (
+      value.kind() == PickleKind::list || value.kind() == PickleKind::tuple) {
     add_list(state, name, value);
-  } else if (value.kind() != Kind::none) {
+  } else if (value.kind() != PickleKind::none) {
     fail(format(
         "\"{}\" has a type that only Python can load; register an object whose "
         "state has only numbers, strings, lists, tensors and dictionaries",
@@ -144,9 +145,10 @@ void PythonState::add_list(
     const Value& list) const {
   bool are_integers = true, are_numbers = true;
   for (std::size_t i = 0; i < list.size(); ++i) {
-    const Kind kind = list.item(i).kind();
-    are_integers = are_integers && kind == Kind::integer;
-    are_numbers = are_numbers && (kind == Kind::integer || kind == Kind::real);
+    const PickleKind kind = list.item(i).kind();
+    are_integers = are_integers && kind == PickleKind::integer;
+    are_numbers = are_numbers &&
+        (kind == PickleKind::integer || kind == PickleKind::real);
   }
   if (are_integers) {
     std::vector<std::int64_t> values;

@@ -39,7 +39,7 @@ WeightList own_weights(const PlacedModel& model) {
 }
 
 // The index in `rows` of a module's tensor; nothing if it is not sharded.
-std::optional<std::size_t> index_of(
+std::optional<std::size_t> row_index_of(
     const std::vector<const Parameter*>& rows,
     const at::Tensor& tensor) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -69,7 +69,7 @@ WeightList read_full(
   WeightList weights = own_weights(model);
   std::map<std::size_t, at::Tensor> full;
   for (auto& [name, tensor] : weights) {
-    const auto index = index_of(rows, tensor);
+    const auto index = row_index_of(rows, tensor);
     if (!index) {
       tensor = tensor.detach().to(at::kCPU, tensor.scalar_type(), false, true);
       continue;
@@ -255,7 +255,7 @@ void save_weights(
       write(
           [&](const std::string&,
               const at::Tensor& tensor) -> std::optional<TensorToWrite> {
-            const auto index = index_of(rows, tensor);
+            const auto index = row_index_of(rows, tensor);
             if (!index) return std::nullopt;
             return shards.to_write(*index);
           });
@@ -281,7 +281,7 @@ WeightList collect_weights(
   if (options.type != StateDictType::full_state_dict) {
     WeightList weights = own_weights(model);
     for (auto& [name, tensor] : weights) {
-      if (const auto index = index_of(rows, tensor))
+      if (const auto index = row_index_of(rows, tensor))
         tensor = rows[*index]->local;
     }
     return weights;
@@ -305,7 +305,7 @@ WeightList collect_weights(
     weights = own_weights(model);
     std::map<std::size_t, at::Tensor> full;
     for (auto& [name, tensor] : weights) {
-      const auto index = index_of(rows, tensor);
+      const auto index = row_index_of(rows, tensor);
       const auto dtype =
           index ? rows[*index]->local.scalar_type() : tensor.scalar_type();
       at::Tensor copy = at::empty(

@@ -28,7 +28,7 @@ using namespace detail;
 
 namespace {
 
-using Kind = ExportedInput::Kind;
+using InputKind = ExportedInput::Kind;
 
 // Loads one program of an archive.
 class Loader {
@@ -134,7 +134,8 @@ class Loader {
     std::set<std::string> hidden;
     for (const ExportedInput& input : program_.inputs) {
       const auto found = weights_.find(input.name);
-      if (input.kind == Kind::hidden_buffer || input.kind == Kind::constant) {
+      if (input.kind == InputKind::hidden_buffer ||
+          input.kind == InputKind::constant) {
         hidden.insert(input.name);
       } else if (found != weights_.end()) {
         add(tree, input.name, found->second, input.kind, registered);
@@ -146,7 +147,7 @@ class Loader {
       add(tree,
           name,
           tensor,
-          is_parameter ? Kind::parameter : Kind::buffer,
+          is_parameter ? InputKind::parameter : InputKind::buffer,
           registered);
     }
   }
@@ -187,12 +188,12 @@ class Loader {
       ExportedTree& tree,
       const std::string& name,
       const at::Tensor& tensor,
-      Kind kind,
+      InputKind kind,
       std::set<const void*>& registered) {
     if (!registered.insert(tensor.unsafeGetTensorImpl()).second) return;
-    if (kind == Kind::parameter) {
+    if (kind == InputKind::parameter) {
       tree.add_parameter(name, tensor);
-    } else if (kind == Kind::buffer) {
+    } else if (kind == InputKind::buffer) {
       tree.add_buffer(name, tensor);
     }
   }

@@ -22,7 +22,7 @@ namespace detail {
 
 namespace {
 
-using Kind = ExportedInput::Kind;
+using InputKind = ExportedInput::Kind;
 using Loader = torch::inductor::AOTIModelPackageLoader;
 using Constants = std::unordered_map<std::string, at::Tensor>;
 
@@ -73,8 +73,8 @@ struct CompiledGraph {
       : program(archive.program(model)), sizes(program) {
     for (std::size_t i = 0; i < program.inputs.size(); ++i) {
       const ExportedInput& input = program.inputs[i];
-      if (input.kind == Kind::user) places.push_back(i);
-      if (input.kind == Kind::parameter || input.kind == Kind::buffer)
+      if (input.kind == InputKind::user) places.push_back(i);
+      if (input.kind == InputKind::parameter || input.kind == InputKind::buffer)
         weights.insert(input.name);
     }
     std::map<std::string, std::vector<std::string>> names_of_file;

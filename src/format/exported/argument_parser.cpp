@@ -12,7 +12,7 @@ namespace accelerate::detail {
 
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 
 // Kinds of lists, and the kind of their items.
 constexpr std::pair<std::string_view, std::string_view> kListKinds[] = {
@@ -28,15 +28,15 @@ constexpr std::pair<std::string_view, std::string_view> kListKinds[] = {
 };
 
 // The only entry of an object, which is how the file writes a union.
-std::pair<const std::string&, const json&> only_entry(const json& tagged) {
+std::pair<const std::string&, const Json&> only_entry(const Json& tagged) {
   // Throws for anything but an object with an entry.
-  static_cast<void>(tagged.get_ref<const json::object_t&>());
+  static_cast<void>(tagged.get_ref<const Json::object_t&>());
   if (tagged.size() != 1) static_cast<void>(tagged.at("one entry"));
   const auto entry = tagged.cbegin();
   return {entry.key(), entry.value()};
 }
 
-double number_in(const json& number) {
+double decimal_of(const Json& number) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   if (!number.is_string()) return number.get<double>();
   if (number == "Infinity") return kInfinity;
@@ -44,13 +44,13 @@ double number_in(const json& number) {
   return std::numeric_limits<double>::quiet_NaN();
 }
 
-ExportedArgument reference_to(const json& value) {
+ExportedArgument reference_to(const Json& value) {
   return {ExportedReference{value.at("name").get<std::string>()}};
 }
 
-ExportedDevice device_in(const json& device) {
+ExportedDevice device_in(const Json& device) {
   ExportedDevice found{device.at("type").get<std::string>(), {}};
-  const json& index = device.at("index");
+  const Json& index = device.at("index");
   if (!index.is_null()) found.index = exported_integer(index);
   return found;
 }
@@ -63,7 +63,7 @@ std::string dotted_name_in(std::string_view entry) {
 
 // The size in the example: {"as_int": 8}, or {"as_expr": {"hint": {"as_int":
 // 8}, ...}}.
-std::int64_t example_size(const json& size) {
+std::int64_t example_size(const Json& size) {
   constexpr std::int64_t kUnknown = -1;
   const auto [kind, value] = only_entry(size);
   if (kind == "as_int") return exported_integer(value);
@@ -73,14 +73,14 @@ std::int64_t example_size(const json& size) {
   return hint_kind == "as_int" ? exported_integer(number) : kUnknown;
 }
 
-std::map<std::string, ExportedValue> values_in(const json& graph) {
+std::map<std::string, ExportedValue> values_in(const Json& graph) {
   std::map<std::string, ExportedValue> found;
   const auto values = graph.find("tensor_values");
   if (values == graph.end()) return found;
   for (const auto& [name, tensor] : values->items()) {
     ExportedValue value{
         exported_dtype(exported_integer(tensor.at("dtype"))), {}};
-    for (const json& size : tensor.at("sizes"))
+    for (const Json& size : tensor.at("sizes"))
       value.sizes.push_back(example_size(size));
     found.emplace(name, std::move(value));
   }
@@ -90,12 +90,12 @@ std::map<std::string, ExportedValue> values_in(const json& graph) {
 // "path:12" of a line such as: File "path", line 12, in forward
 std::optional<std::string> place_in(std::string_view line) {
   constexpr std::string_view kBegin = "File \"";
-  constexpr std::string_view kMiddle = "\", line ";
+  constexpr std::string_view kLineMark = "\", line ";
   if (!line.starts_with(kBegin)) return std::nullopt;
   line.remove_prefix(kBegin.size());
-  const std::size_t end = line.find(kMiddle);
+  const std::size_t end = line.find(kLineMark);
   if (end == std::string_view::npos) return std::nullopt;
-  const std::string_view number = line.substr(end + kMiddle.size());
+  const std::string_view number = line.substr(end + kLineMark.size());
   return format(
       "{}:{}", line.substr(0, end), number.substr(0, number.find(',')));
 }
@@ -106,39 +106,39 @@ bool is_in_pytorch(std::string_view place) {
 
 }  // namespace
 
-std::int64_t exported_integer(const json& number) {
+std::int64_t exported_integer(const Json& number) {
   if (!number.is_number_integer()) {
     // Throws, naming the type that was found.
-    static_cast<void>(number.get_ref<const json::number_integer_t&>());
+    static_cast<void>(number.get_ref<const Json::number_integer_t&>());
   }
   return number.get<std::int64_t>();
 }
 
-ExportedGraph ArgumentParser::graph(const json& graph) {
+ExportedGraph ArgumentParser::graph(const Json& graph) {
   ExportedGraph found;
-  for (const json& input : graph.at("inputs")) {
+  for (const Json& input : graph.at("inputs")) {
     found.inputs.push_back(argument(input, "the graph's inputs"));
   }
-  for (const json& item : graph.at("nodes")) found.nodes.push_back(node(item));
-  for (const json& output : graph.at("outputs")) {
+  for (const Json& item : graph.at("nodes")) found.nodes.push_back(node(item));
+  for (const Json& output : graph.at("outputs")) {
     found.outputs.push_back(argument(output, "the graph's outputs"));
   }
   found.values = values_in(graph);
   return found;
 }
 
-ExportedNode ArgumentParser::node(const json& node) {
+ExportedNode ArgumentParser::node(const Json& node) {
   ExportedNode found;
   found.target = node.at("target").get<std::string>();
-  for (const json& input : node.at("inputs")) {
+  for (const Json& input : node.at("inputs")) {
     found.inputs.push_back(
         {input.at("name").get<std::string>(),
          argument(input.at("arg"), found.target)});
   }
-  for (const json& output : node.at("outputs")) {
+  for (const Json& output : node.at("outputs")) {
     found.outputs.push_back(argument(output, found.target));
   }
-  const json& metadata = node.at("metadata");
+  const Json& metadata = node.at("metadata");
   const auto text = [&](const char* key) {
     const auto entry = metadata.find(key);
     return entry == metadata.end() ? std::string() : entry->get<std::string>();
@@ -149,16 +149,16 @@ ExportedNode ArgumentParser::node(const json& node) {
 }
 
 ExportedList ArgumentParser::list(
-    const json& list,
+    const Json& list,
     const std::string& kind,
     const std::string& node) {
   ExportedList found;
-  for (const json& item : list) found.push_back(of_kind(kind, item, node));
+  for (const Json& item : list) found.push_back(of_kind(kind, item, node));
   return found;
 }
 
 ExportedArgument ArgumentParser::either(
-    const json& tagged,
+    const Json& tagged,
     const std::string& node) {
   const auto [kind, value] = only_entry(tagged);
   if (kind == "as_name") {
@@ -168,7 +168,7 @@ ExportedArgument ArgumentParser::either(
 }
 
 ExportedArgument ArgumentParser::argument(
-    const json& tagged,
+    const Json& tagged,
     const std::string& node) {
   const auto [kind, value] = only_entry(tagged);
   return of_kind(kind, value, node);
@@ -176,18 +176,18 @@ ExportedArgument ArgumentParser::argument(
 
 ExportedArgument ArgumentParser::of_kind(
     const std::string& kind,
-    const json& value,
+    const Json& value,
     const std::string& node) {
   if (kind == "as_none") return {};
   if (kind == "as_tensor") return reference_to(value);
   if (kind == "as_int") return {exported_integer(value)};
-  if (kind == "as_float") return {number_in(value)};
+  if (kind == "as_float") return {decimal_of(value)};
   if (kind == "as_bool") return {value.get<bool>()};
   if (kind == "as_string") return {value.get<std::string>()};
   if (kind == "as_device") return {device_in(value)};
   if (kind == "as_complex") {
     return {std::complex<double>(
-        number_in(value.at("real")), number_in(value.at("imag")))};
+        decimal_of(value.at("real")), decimal_of(value.at("imag")))};
   }
   for (const auto& [list_kind, item_kind] : kListKinds) {
     if (kind == list_kind) return {list(value, std::string(item_kind), node)};
@@ -209,7 +209,7 @@ ExportedArgument ArgumentParser::of_kind(
 
 ExportedArgument ArgumentParser::enumerator(
     const std::string& kind,
-    const json& number,
+    const Json& number,
     const std::string& node) {
   constexpr std::int64_t kStrided = 7;
   const std::int64_t value = exported_integer(number);

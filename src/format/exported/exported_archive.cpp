@@ -17,9 +17,9 @@ namespace accelerate::detail {
 
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 
-constexpr std::string_view kFormat = "/archive_format";
+constexpr std::string_view kFormatEntry = "/archive_format";
 constexpr std::string_view kModels = "/models/";
 constexpr std::string_view kJson = ".json";
 /// Where the second graph is; older files have it among the models, where
@@ -46,8 +46,8 @@ struct ExportedArchive::State {
   State(std::span<const std::byte> all, const std::string& where)
       : bytes(all), path(where), zip(all, where) {
     for (const auto& [name, entry] : zip.entries()) {
-      if (name.ends_with(kFormat)) {
-        root = name.substr(0, name.size() - kFormat.size());
+      if (name.ends_with(kFormatEntry)) {
+        root = name.substr(0, name.size() - kFormatEntry.size());
       }
     }
     if (root.empty() || text("archive_format") != "pt2") {
@@ -184,7 +184,7 @@ std::optional<ExportedFacts> ExportedArchive::facts() const {
             version));
       }
       ExportedFacts facts;
-      for (const json& module : parsed.value.at("modules")) {
+      for (const Json& module : parsed.value.at("modules")) {
         const auto name = module.at(0).get<std::string>();
         if (name.size() > kMostNameBytes) continue;
         facts.modules.emplace_back(name, module.at(1).get<std::string>());
@@ -193,7 +193,7 @@ std::optional<ExportedFacts> ExportedArchive::facts() const {
       facts.autocast = parsed.value.value("autocast", "");
       facts.tp_plan = parsed.value.value("tp_plan", facts.tp_plan);
       return facts;
-    } catch (const json::exception& error) {
+    } catch (const Json::exception& error) {
       complaint = json_complaint(error);
     }
   }

@@ -16,13 +16,13 @@ namespace accelerate::detail {
 
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 
 constexpr std::int64_t kMajorVersion = 8;
 
 class ProgramParser {
  public:
-  ProgramParser(const json& program, const std::string& name)
+  ProgramParser(const Json& program, const std::string& name)
       : program_(program), module_(program.at("graph_module")), name_(name) {}
 
   ExportedProgram parse() {
@@ -50,17 +50,17 @@ class ProgramParser {
   }
 
   // The only entry of a specification.
-  static std::pair<const std::string&, const json&> entry_of(const json& spec) {
-    static_cast<void>(spec.get_ref<const json::object_t&>());
+  static std::pair<const std::string&, const Json&> entry_of(const Json& spec) {
+    static_cast<void>(spec.get_ref<const Json::object_t&>());
     if (spec.empty()) static_cast<void>(spec.at("kind"));
     const auto entry = spec.cbegin();
     return {entry.key(), entry.value()};
   }
 
   void read_signature() {
-    const json& signature = module_.at("signature");
-    for (const json& spec : signature.at("input_specs")) read_input(spec);
-    for (const json& spec : signature.at("output_specs")) read_output(spec);
+    const Json& signature = module_.at("signature");
+    for (const Json& spec : signature.at("input_specs")) read_input(spec);
+    for (const Json& spec : signature.at("output_specs")) read_output(spec);
     if (result_.inputs.size() != result_.graph.inputs.size() ||
         result_.outputs.size() != result_.graph.outputs.size()) {
       fail(format(
@@ -73,7 +73,7 @@ class ProgramParser {
     }
   }
 
-  void read_input(const json& spec) {
+  void read_input(const Json& spec) {
     using Kind = ExportedInput::Kind;
     const auto [kind, value] = entry_of(spec);
     ExportedInput input;
@@ -105,7 +105,7 @@ class ProgramParser {
     result_.inputs.push_back(std::move(input));
   }
 
-  void read_output(const json& spec) {
+  void read_output(const Json& spec) {
     const auto [kind, value] = entry_of(spec);
     ExportedOutput output;
     if (kind == "buffer_mutation") {
@@ -129,7 +129,7 @@ class ProgramParser {
   }
 
   void name_arguments_and_results() {
-    const json& signature =
+    const Json& signature =
         module_.at("module_call_graph").at(0).at("signature");
     const NamedTupleFields fields = named_tuples();
     std::vector<std::string> forward_names;
@@ -160,7 +160,7 @@ class ProgramParser {
   }
 
   void read_input_tensors() {
-    const json& values = module_.at("graph").at("tensor_values");
+    const Json& values = module_.at("graph").at("tensor_values");
     for (std::size_t i = 0; i < result_.inputs.size(); ++i) {
       const std::string* name = result_.graph.inputs[i].reference();
       if (name == nullptr) continue;
@@ -178,36 +178,36 @@ class ProgramParser {
         continue;
       }
       tensor.dtype = *dtype;
-      for (const json& size : found->at("sizes"))
+      for (const Json& size : found->at("sizes"))
         tensor.sizes.push_back(size_in(size));
       result_.input_tensors.push_back(std::move(tensor));
     }
   }
 
-  static ExportedSize size_in(const json& size) {
+  static ExportedSize size_in(const Json& size) {
     const auto [kind, value] = entry_of(size);
     if (kind == "as_int") return {exported_integer(value), {}};
     return {std::nullopt, value.at("expr_str").get<std::string>()};
   }
 
-  static ExportedRange range_in(const json& range) {
+  static ExportedRange range_in(const Json& range) {
     ExportedRange found;
-    const json& min = range.at("min_val");
-    const json& max = range.at("max_val");
+    const Json& min = range.at("min_val");
+    const Json& max = range.at("max_val");
     if (!min.is_null()) found.min = exported_integer(min);
     if (!max.is_null()) found.max = exported_integer(max);
     return found;
   }
 
-  const json& program_;
-  const json& module_;
+  const Json& program_;
+  const Json& module_;
   std::string name_;
   ArgumentParser arguments_;
   ExportedProgram result_;
 };
 
-void require_version(const json& program, const std::string& name) {
-  const json& version = program.at("schema_version");
+void require_version(const Json& program, const std::string& name) {
+  const Json& version = program.at("schema_version");
   const std::int64_t major = exported_integer(version.at("major"));
   if (major == kMajorVersion) return;
   throw ConfigError(format(
@@ -231,7 +231,7 @@ ExportedProgram parse_exported_program(
     try {
       require_version(parsed.value, name);
       return ProgramParser(parsed.value, name).parse();
-    } catch (const json::exception& error) {
+    } catch (const Json::exception& error) {
       complaint = json_complaint(error);
     }
   }

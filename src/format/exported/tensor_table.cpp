@@ -15,20 +15,20 @@ namespace accelerate::detail {
 
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 
 class TensorParser {
  public:
   TensorParser(const ExportedFile& contents_of, const std::string& archive)
       : contents_of_(contents_of), archive_(archive) {}
 
-  ExportedTensor parse(const std::string& name, const json& entry) {
+  ExportedTensor parse(const std::string& name, const Json& entry) {
     name_ = name;
     if (name.size() > kMostNameBytes) fail("its name is too long");
     if (entry.at("use_pickle").get<bool>()) {
       refuse("it is pickled, which tensor subclasses and script objects are");
     }
-    const json& meta = entry.at("tensor_meta");
+    const Json& meta = entry.at("tensor_meta");
     ExportedTensor tensor;
     tensor.file = entry.at("path_name").get<std::string>();
     tensor.is_parameter = entry.at("is_param").get<bool>();
@@ -65,10 +65,10 @@ class TensorParser {
         what));
   }
 
-  [[nodiscard]] std::vector<std::int64_t> numbers_in(const json& list) const {
+  [[nodiscard]] std::vector<std::int64_t> numbers_in(const Json& list) const {
     std::vector<std::int64_t> numbers;
     if (list.size() > kMostDimensions) fail("it has too many dimensions");
-    for (const json& item : list) {
+    for (const Json& item : list) {
       numbers.push_back(exported_integer(item.at("as_int")));
       if (numbers.back() < 0) fail("a size or stride is negative");
     }
@@ -136,7 +136,7 @@ ExportedTensors parse_tensor_table(
         tensors.emplace(key, parser.parse(key, entry));
       }
       return tensors;
-    } catch (const json::exception& error) {
+    } catch (const Json::exception& error) {
       complaint = json_complaint(error);
     }
   }

@@ -15,15 +15,15 @@ namespace accelerate::detail {
 
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 
-std::string text_of(const json& key) {
+std::string text_of(const Json& key) {
   return key.is_string() ? key.get<std::string>() : key.dump();
 }
 
-std::vector<std::string> texts_of(const json& list) {
+std::vector<std::string> texts_of(const Json& list) {
   std::vector<std::string> texts;
-  for (const json& item : list) texts.push_back(text_of(item));
+  for (const Json& item : list) texts.push_back(text_of(item));
   return texts;
 }
 
@@ -31,18 +31,18 @@ std::vector<std::string> texts_of(const json& list) {
 // that of a ModelOutput, in some versions as the last item of a list; a
 // named tuple's is the name of its type.
 std::vector<std::string> keys_of(
-    const json& spec,
+    const Json& spec,
     const NamedTupleFields& fields) {
   const std::size_t count = spec.at("children_spec").size();
-  const json& context = spec.at("context");
+  const Json& context = spec.at("context");
   if (!context.is_string()) return {};
   const auto& text = context.get_ref<const std::string&>();
   if (const auto found = fields.find(text); found != fields.end()) {
     return found->second;
   }
-  const json value = parse_json(text).value;
+  const Json value = parse_json(text).value;
   if (!value.is_array()) return {};
-  for (const json& part : value) {
+  for (const Json& part : value) {
     if (part.is_array() && part.size() == count) return texts_of(part);
   }
   return value.size() == count ? texts_of(value) : std::vector<std::string>();
@@ -53,7 +53,7 @@ class LeafNames {
   LeafNames(const NamedTupleFields& fields, std::string file)
       : fields_(fields), file_(std::move(file)) {}
 
-  void add(const json& spec, const std::string& prefix) {
+  void add(const Json& spec, const std::string& prefix) {
     if (prefix.size() > kMostNameBytes) {
       throw CheckpointError(format(
           "[exported] {} cannot be read: an argument or result has a name of "
@@ -67,7 +67,7 @@ class LeafNames {
     }
     const std::vector<std::string> keys = keys_of(spec, fields_);
     std::size_t i = 0;
-    for (const json& child : spec.at("children_spec")) {
+    for (const Json& child : spec.at("children_spec")) {
       const std::string key = i < keys.size() ? keys[i] : std::to_string(i);
       add(child, prefix.empty() ? key : prefix + "." + key);
       ++i;
@@ -86,7 +86,7 @@ std::vector<std::string> names_in(
     std::string_view spec,
     const NamedTupleFields& fields,
     const std::string& name,
-    const std::function<void(const json&, LeafNames&)>& body) {
+    const std::function<void(const Json&, LeafNames&)>& body) {
   const ParsedJson parsed = parse_json(spec);
   std::string complaint = parsed.complaint;
   if (complaint.empty()) {
@@ -94,7 +94,7 @@ std::vector<std::string> names_in(
       LeafNames names(fields, name);
       body(parsed.value.at(1), names);
       return names.take();
-    } catch (const json::exception& error) {
+    } catch (const Json::exception& error) {
       complaint = json_complaint(error);
     }
   }
@@ -111,7 +111,7 @@ std::vector<std::string> result_names(
     std::string_view spec,
     const NamedTupleFields& fields,
     const std::string& name) {
-  return names_in(spec, fields, name, [](const json& root, LeafNames& names) {
+  return names_in(spec, fields, name, [](const Json& root, LeafNames& names) {
     names.add(root, "");
   });
 }
@@ -121,13 +121,13 @@ std::vector<std::string> argument_names(
     const std::vector<std::string>& arguments,
     const NamedTupleFields& fields,
     const std::string& name) {
-  return names_in(spec, fields, name, [&](const json& root, LeafNames& names) {
+  return names_in(spec, fields, name, [&](const Json& root, LeafNames& names) {
     // A tuple of the positional arguments and a dict of the others.
     std::size_t next = 0;
-    for (const json& kind : root.at("children_spec")) {
+    for (const Json& kind : root.at("children_spec")) {
       const std::vector<std::string> keys = keys_of(kind, fields);
       std::size_t i = 0;
-      for (const json& child : kind.at("children_spec")) {
+      for (const Json& child : kind.at("children_spec")) {
         const std::string key =
             i < keys.size() ? keys[i] : std::to_string(next);
         names.add(child, next < arguments.size() ? arguments[next] : key);

@@ -14,7 +14,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little);
 
-constexpr std::uint32_t kMagic = 0x314a4341;  // "ACJ1"
+constexpr std::uint32_t kJournalMagic = 0x314a4341;  // "ACJ1"
 constexpr std::size_t kChecksumOffset = kJournalHeaderBytes - 8;
 
 std::uint64_t checksum(std::string_view bytes) {
@@ -57,7 +57,7 @@ T value_at(std::string_view bytes, std::size_t offset) {
 
 std::optional<JournalHeader> JournalHeader::read(std::string_view bytes) {
   if (bytes.size() < kJournalHeaderBytes) return std::nullopt;
-  if (value_at<std::uint32_t>(bytes, 0) != kMagic ||
+  if (value_at<std::uint32_t>(bytes, 0) != kJournalMagic ||
       value_at<std::uint64_t>(bytes, kChecksumOffset) !=
           detail::checksum(bytes.substr(0, kChecksumOffset)))
     return std::nullopt;
@@ -75,7 +75,7 @@ bool JournalHeader::describes(std::string_view payload) const {
 
 FrameStart frame_start_of(std::string_view bytes) {
   const std::string_view magic(
-      reinterpret_cast<const char*>(&kMagic), sizeof kMagic);
+      reinterpret_cast<const char*>(&kJournalMagic), sizeof kJournalMagic);
   const std::string_view family = magic.substr(0, magic.size() - 1);
   if (bytes.size() < kJournalHeaderBytes) {
     const bool is_cut = !bytes.empty() &&
@@ -92,7 +92,7 @@ FrameStart frame_start_of(std::string_view bytes) {
 
 std::size_t find_journal_header(std::string_view bytes, std::size_t from) {
   const std::string_view magic(
-      reinterpret_cast<const char*>(&kMagic), sizeof kMagic);
+      reinterpret_cast<const char*>(&kJournalMagic), sizeof kJournalMagic);
   for (std::size_t at = bytes.find(magic, from); at != std::string_view::npos;
        at = bytes.find(magic, at + 1)) {
     if (JournalHeader::read(bytes.substr(at))) return at;
@@ -162,7 +162,7 @@ void JournalEncoder::add(const JournalEntry& entry) {
 std::string JournalEncoder::take_frame(std::uint64_t sequence) {
   std::string frame;
   frame.reserve(kJournalHeaderBytes + payload_.size());
-  append(frame, kMagic);
+  append(frame, kJournalMagic);
   append(frame, static_cast<std::uint32_t>(payload_.size()));
   append(frame, sequence);
   append(frame, checksum(payload_));

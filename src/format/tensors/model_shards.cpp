@@ -9,11 +9,11 @@ namespace accelerate::detail {
 
 namespace {
 
-struct Names {
+struct ShardFileNames {
   std::string stem;
   std::string ending;
 
-  explicit Names(ModelFormat file_format)
+  explicit ShardFileNames(ModelFormat file_format)
       : stem(file_format == ModelFormat::torch ? "pytorch_model" : "model"),
         ending(file_format == ModelFormat::torch ? ".bin" : ".safetensors") {}
   [[nodiscard]] std::string file(std::size_t number, std::size_t count) const {
@@ -74,7 +74,7 @@ ModelShards split_model(
   }
   if (!open.empty() || files.empty()) files.push_back(std::move(open));
 
-  const Names file_names(file_format);
+  const ShardFileNames file_names(file_format);
   for (std::size_t i = 0; i < files.size(); ++i) {
     ModelShards::File file{file_names.file(i + 1, files.size()), {}};
     for (const std::int64_t storage : files[i]) {
@@ -93,7 +93,7 @@ ModelShards split_model(
 }
 
 bool is_model_file(const std::string& name, ModelFormat file_format) {
-  const Names names(file_format);
+  const ShardFileNames names(file_format);
   if (name == names.file(1, 1) || name == names.index()) return true;
   // The pattern of the names that names.file() returns, for any numbers.
   const std::string pattern = names.stem + "-#####-of-#####" + names.ending;

@@ -15,12 +15,12 @@ namespace {
 
 using safetensors::Dtype;
 using safetensors::Shape;
-using Kind = Pickle::Kind;
+using PickleKind = Pickle::Kind;
 using Value = Pickle::Value;
 
 // Names of typed storages, and of dtypes that have no storage class in Python.
 // LibTorch's C++ functions write storages of every dtype.
-constexpr std::array<std::pair<std::string_view, Dtype>, 38> kDtypes{{
+constexpr std::array<std::pair<std::string_view, Dtype>, 38> kTypeNames{{
     {"torch FloatStorage", Dtype::F32},
     {"torch DoubleStorage", Dtype::F64},
     {"torch HalfStorage", Dtype::F16},
@@ -62,14 +62,15 @@ constexpr std::array<std::pair<std::string_view, Dtype>, 38> kDtypes{{
 }};
 
 bool is_function(const Value& function, std::string_view name) {
-  return function.kind() == Kind::global && is_global(function.text(), name);
+  return function.kind() == PickleKind::global &&
+      is_global(function.text(), name);
 }
 
 bool has_flag(const Value& dict, std::string_view key) {
-  if (dict.kind() != Kind::dict) return false;
+  if (dict.kind() != PickleKind::dict) return false;
   for (std::size_t i = 0; i < dict.size(); ++i) {
     const Value name = dict.key(i);
-    if (name.kind() == Kind::text && name.text() == key)
+    if (name.kind() == PickleKind::text && name.text() == key)
       return dict.value(i).integer() != 0;
   }
   return false;
@@ -108,7 +109,7 @@ std::optional<TensorCall> tensor_call(
   }
   if (is_function(function, "torch._utils _rebuild_tensor"))
     return TensorCall{arguments, std::nullopt, false, {}};
-  const bool is_global = function.kind() == Kind::global;
+  const bool is_global = function.kind() == PickleKind::global;
   if (is_global && function.text().starts_with("torch._utils\n_rebuild_")) {
     place.fail(format(
         "it was made by {}, so it is sparse, quantised, without values or "
@@ -125,15 +126,16 @@ std::size_t element_bytes(Dtype dtype) {
 }
 
 std::optional<Dtype> torch_dtype_of(const Value& value) {
-  if (value.kind() != Kind::global) return std::nullopt;
-  for (const auto& [known, dtype] : kDtypes) {
+  if (value.kind() != PickleKind::global) return std::nullopt;
+  for (const auto& [known, dtype] : kTypeNames) {
     if (is_global(value.text(), known)) return dtype;
   }
   return std::nullopt;
 }
 
 Value without_type(const Value& value) {
-  if (value.kind() != Kind::call || value.item(0).kind() != Kind::global)
+  if (value.kind() != PickleKind::call ||
+      value.item(0).kind() != PickleKind::global)
     return value;
   const std::string_view function = value.item(0).text();
   const bool is_typed =
@@ -150,7 +152,7 @@ void TensorPlace::fail(std::string_view what) const {
 std::optional<TensorCall> tensor_call_in(
     const Value& value,
     const TensorPlace& place) {
-  if (value.kind() != Kind::call) return std::nullopt;
+  if (value.kind() != PickleKind::call) return std::nullopt;
   return tensor_call(value.item(0), value.item(1), place);
 }
 

@@ -18,18 +18,18 @@ namespace accelerate::detail {
 
 namespace {
 
-using Kind = Pickle::Kind;
+using PickleKind = Pickle::Kind;
 using Value = Pickle::Value;
 
 bool is_leaf(const Value& value) {
   switch (value.kind()) {
-    case Kind::call:
-    case Kind::persistent:
+    case PickleKind::call:
+    case PickleKind::persistent:
       return false;
-    case Kind::list:
-    case Kind::tuple:
-    case Kind::dict:
-    case Kind::set:
+    case PickleKind::list:
+    case PickleKind::tuple:
+    case PickleKind::dict:
+    case PickleKind::set:
       return value.size() == 0;
     default:
       return true;
@@ -38,7 +38,7 @@ bool is_leaf(const Value& value) {
 
 std::string_view class_of(const Value& object) {
   const Value callee = object.item(0);
-  return callee.kind() == Kind::global ? callee.text() : "";
+  return callee.kind() == PickleKind::global ? callee.text() : "";
 }
 
 bool is_numpy_array(const Value& object) {
@@ -48,7 +48,7 @@ bool is_numpy_array(const Value& object) {
 
 // The attributes of a Python module that hold its state_dict().
 bool holds_state(const Value& key) {
-  return key.kind() == Kind::text &&
+  return key.kind() == PickleKind::text &&
       (key.text() == "_parameters" || key.text() == "_buffers" ||
        key.text() == "_modules");
 }
@@ -67,20 +67,20 @@ bool is_script_module(const Value& object) {
 bool is_empty_container(const Value& value) {
   if (value.is_call_of("collections OrderedDict"))
     return value.size() < 3 || is_empty_container(value.item(2));
-  const bool is_container = value.kind() == Kind::dict ||
-      value.kind() == Kind::list || value.kind() == Kind::tuple;
+  const bool is_container = value.kind() == PickleKind::dict ||
+      value.kind() == PickleKind::list || value.kind() == PickleKind::tuple;
   return is_container && value.size() == 0;
 }
 
 // Tensors that only Python can name get the number of their key.
 std::string name_of_key(const Value& key, std::size_t number) {
   switch (key.kind()) {
-    case Kind::text:
-    case Kind::bytes:
+    case PickleKind::text:
+    case PickleKind::bytes:
       return std::string(key.text());
-    case Kind::integer:
+    case PickleKind::integer:
       return std::to_string(key.integer());
-    case Kind::boolean:
+    case PickleKind::boolean:
       return key.integer() != 0 ? "True" : "False";
     default:
       return format("#{}", number);
@@ -151,11 +151,11 @@ class TorchTensors {
     if (const auto tensor = file_.tensor(value, name))
       return add(*tensor, name);
     switch (value.kind()) {
-      case Kind::dict:
+      case PickleKind::dict:
         return visit_entries(value, name);
-      case Kind::call:
+      case PickleKind::call:
         return visit_object(value, name);
-      case Kind::persistent:
+      case PickleKind::persistent:
         fail(
             name,
             "it is a storage, which has no shape; save a tensor in its place");
@@ -186,7 +186,7 @@ class TorchTensors {
     visit_items(object.item(1), name);
     for (std::size_t i = 2; i < object.size(); ++i) {
       const Value state = object.item(i);
-      if (state.kind() != Kind::dict) {
+      if (state.kind() != PickleKind::dict) {
         visit(state, name);
       } else if (is_python_module(state)) {
         visit_python_module(state, name);
@@ -209,7 +209,7 @@ class TorchTensors {
 
   void visit_script_module(const Value& state, const std::string& name) {
     const auto is_state = [&](std::size_t i) {
-      return without_type(state.value(i)).kind() == Kind::call;
+      return without_type(state.value(i)).kind() == PickleKind::call;
     };
     for (std::size_t i = 0; i < state.size(); ++i) {
       if (is_state(i))

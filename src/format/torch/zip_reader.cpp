@@ -17,7 +17,7 @@ namespace {
 
 using Bytes = std::span<const std::byte>;
 
-constexpr std::uint32_t kEnd = 0x06054b50;
+constexpr std::uint32_t kDirectoryEnd = 0x06054b50;
 constexpr std::uint32_t kEnd64Locator = 0x07064b50;
 constexpr std::uint32_t kEnd64 = 0x06064b50;
 constexpr std::uint32_t kCentral = 0x02014b50;
@@ -48,7 +48,7 @@ std::optional<Bytes> piece(Bytes bytes, std::uint64_t at, std::uint64_t size) {
   return bytes.subspan(at, size);
 }
 
-std::string text_of(Bytes bytes) {
+std::string bytes_as_text(Bytes bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
@@ -60,7 +60,7 @@ std::optional<std::size_t> find_end(Bytes file) {
   for (std::size_t at = last + 1; at-- > first;) {
     // The comment must end where the file does; otherwise any matching four
     // bytes would do.
-    if (number_at<std::uint32_t>(file, at) == kEnd &&
+    if (number_at<std::uint32_t>(file, at) == kDirectoryEnd &&
         number_at<std::uint16_t>(file, at + 20) ==
             file.size() - at - kEndBytes) {
       return at;
@@ -166,7 +166,7 @@ ZipReader::ZipReader(Bytes file, std::string name) : name_(std::move(name)) {
       fail(format("entry {} of its directory is torn", i));
     }
     at += std::size_t{name_size} + extra_size + comment_size;
-    const std::string entry_name = text_of(*name_bytes);
+    const std::string entry_name = bytes_as_text(*name_bytes);
     const auto complain = [&](std::string_view what) {
       fail(format("'{}' {}", printable(entry_name), what));
     };

@@ -19,7 +19,7 @@ namespace accelerate::detail {
 namespace {
 
 constexpr std::string_view kFirstLine = "accelerate-cpp kernels 1";
-constexpr std::uint64_t kMostBytes = 1ULL << 26U;
+constexpr std::uint64_t kMostCachedBytes = 1ULL << 26U;
 constexpr mode_t kWritableByOthers = S_IWGRP | S_IWOTH;
 
 // The file of a program: the format, the key, the hash of the program, each
@@ -54,7 +54,7 @@ std::optional<std::string> read_program(
     return std::nullopt;
   }
   try {
-    return program_in(read_file(path, kMostBytes), key);
+    return program_in(read_file(path, kMostCachedBytes), key);
   } catch (const Error&) {
     // Another process may have removed it.
     return std::nullopt;

@@ -24,7 +24,7 @@ GradientKind kind_of_gradient(const at::Tensor& gradient) {
   return gradient.is_sparse() ? kSparseGradient : kDenseGradient;
 }
 
-std::int64_t version_of(const at::Tensor& gradient) {
+std::int64_t gradient_version(const at::Tensor& gradient) {
   return gradient.defined() && !gradient.is_inference() ? gradient._version()
                                                         : 0;
 }
@@ -118,11 +118,11 @@ void SparseGradients::average(const Group& group) {
 }
 
 SparseGradients::Averaged::Averaged(const at::Tensor& now)
-    : gradient(now.getIntrusivePtr()), version(version_of(now)) {}
+    : gradient(now.getIntrusivePtr()), version(gradient_version(now)) {}
 
 bool SparseGradients::Averaged::is(const at::Tensor& now) const {
   return gradient._unsafe_get_target() == now.unsafeGetTensorImpl() &&
-      version == version_of(now);
+      version == gradient_version(now);
 }
 
 }  // namespace accelerate::detail

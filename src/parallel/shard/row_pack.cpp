@@ -11,10 +11,10 @@ namespace accelerate::detail {
 namespace {
 
 // Every dtype can be viewed there.
-constexpr std::int64_t kAlignment = 16;
+constexpr std::int64_t kRowAlignment = 16;
 
 std::int64_t aligned(std::int64_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return (bytes + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
 }
 
 }  // namespace

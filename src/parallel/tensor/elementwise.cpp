@@ -5,16 +5,9 @@
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 
+#include "parallel/tensor/module_types.h"
+
 namespace accelerate::detail {
-
-namespace {
-
-template <class... Types>
-bool is_one_of_types(const torch::nn::Module& module) {
-  return ((module.as<Types>() != nullptr) || ...);
-}
-
-}  // namespace
 
 bool is_elementwise(const torch::nn::Module& module) {
   namespace nn = torch::nn;

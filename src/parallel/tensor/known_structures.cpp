@@ -11,6 +11,7 @@
 
 #include "base/text/text.h"
 #include "parallel/tensor/elementwise.h"
+#include "parallel/tensor/module_types.h"
 #include "parallel/tensor/plan_inference.h"
 
 namespace accelerate::detail {
@@ -37,11 +38,6 @@ constexpr FeedForwardNames kFeedForwards[] = {
     {"c_proj", {"c_fc", {}}},
     {"dense_4h_to_h", {"dense_h_to_4h", {}}},
 };
-
-template <class... Types>
-bool is_one_of_types(const nn::Module& module) {
-  return ((module.as<Types>() != nullptr) || ...);
-}
 
 // Whether a Transformer layer's activation is one of LibTorch's own.
 template <class Layer>

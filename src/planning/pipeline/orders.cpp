@@ -9,7 +9,7 @@ namespace accelerate::detail {
 
 namespace {
 
-using Kind = PipelineActionKind;
+using ActionKind = PipelineActionKind;
 
 // A chunk and a micro-batch.
 using Item = std::pair<int, int>;
@@ -21,7 +21,7 @@ void add_wait(PipelineSlots& slots, int count) {
 
 void add_action(
     PipelineSlots& slots,
-    Kind kind,
+    ActionKind kind,
     int micro_batch,
     int chunk = 0) {
   slots.push_back(
@@ -58,9 +58,9 @@ std::vector<Item> items_in_rounds(
 PipelineSlots gpipe_order(int rank, int p, int m) {
   PipelineSlots slots;
   add_wait(slots, rank);
-  for (int i = 0; i < m; ++i) add_action(slots, Kind::forward, i);
+  for (int i = 0; i < m; ++i) add_action(slots, ActionKind::forward, i);
   add_wait(slots, 3 * (p - 1 - rank));
-  for (int i = 0; i < m; ++i) add_action(slots, Kind::backward, i);
+  for (int i = 0; i < m; ++i) add_action(slots, ActionKind::backward, i);
   return slots;
 }
 
@@ -68,15 +68,15 @@ PipelineSlots one_f_one_b_order(int rank, int p, int m) {
   PipelineSlots slots;
   add_wait(slots, rank);
   const int ahead = std::min(p - 1 - rank, m);
-  for (int i = 0; i < ahead; ++i) add_action(slots, Kind::forward, i);
+  for (int i = 0; i < ahead; ++i) add_action(slots, ActionKind::forward, i);
   add_wait(slots, 2 * (p - 1 - rank));
   for (int i = ahead; i < m; ++i) {
-    add_action(slots, Kind::forward, i);
-    add_action(slots, Kind::backward, i - ahead);
+    add_action(slots, ActionKind::forward, i);
+    add_action(slots, ActionKind::backward, i - ahead);
   }
   for (int i = m - ahead; i < m; ++i) {
     add_wait(slots, 1);
-    add_action(slots, Kind::backward, i);
+    add_action(slots, ActionKind::backward, i);
   }
   return slots;
 }
@@ -85,11 +85,12 @@ PipelineSlots looped_bfs_order(int rank, int p, int m, int num_chunks) {
   PipelineSlots slots;
   add_wait(slots, rank);
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
-    for (int i = 0; i < m; ++i) add_action(slots, Kind::forward, i, chunk);
+    for (int i = 0; i < m; ++i)
+      add_action(slots, ActionKind::forward, i, chunk);
   }
   add_wait(slots, 2 * (p - 1 - rank));
   for (int chunk = num_chunks; chunk-- > 0;) {
-    for (int i = m; i-- > 0;) add_action(slots, Kind::backward, i, chunk);
+    for (int i = m; i-- > 0;) add_action(slots, ActionKind::backward, i, chunk);
   }
   return slots;
 }
@@ -101,14 +102,14 @@ PipelineSlots zero_bubble_order(int rank, int p, int m) {
   PipelineSlots slots;
   int forwards = 0;
   while (forwards < std::min(p - rank, m))
-    add_action(slots, Kind::forward, forwards++);
+    add_action(slots, ActionKind::forward, forwards++);
   for (int i = 0; i < m; ++i) {
-    add_action(slots, Kind::backward_input, i);
-    if (i >= rank) add_action(slots, Kind::backward_weight, i - rank);
-    if (forwards < m) add_action(slots, Kind::forward, forwards++);
+    add_action(slots, ActionKind::backward_input, i);
+    if (i >= rank) add_action(slots, ActionKind::backward_weight, i - rank);
+    if (forwards < m) add_action(slots, ActionKind::forward, forwards++);
   }
   for (int i = std::max(0, m - rank); i < m; ++i)
-    add_action(slots, Kind::backward_weight, i);
+    add_action(slots, ActionKind::backward_weight, i);
   return slots;
 }
 
@@ -129,26 +130,28 @@ PipelineSlots interleaved_order(
       (num_chunks - 1) * sizes.front() + (divides_backward ? 1 : 2) * hops,
       total);
   PipelineSlots slots;
-  const auto add_item = [&](Kind kind, const Item& item) {
+  const auto add_item = [&](ActionKind kind, const Item& item) {
     add_action(slots, kind, item.second, item.first);
   };
   std::size_t num_weights = 0;
   const auto add_backward = [&](int i) {
     const auto place = static_cast<std::size_t>(i);
-    if (!divides_backward) return add_item(Kind::backward, backwards[place]);
-    add_item(Kind::backward_input, backwards[place]);
-    if (i >= rank) add_item(Kind::backward_weight, backwards[num_weights++]);
+    if (!divides_backward)
+      return add_item(ActionKind::backward, backwards[place]);
+    add_item(ActionKind::backward_input, backwards[place]);
+    if (i >= rank)
+      add_item(ActionKind::backward_weight, backwards[num_weights++]);
   };
   add_wait(slots, rank);
   for (int i = 0; i < warm_up; ++i)
-    add_item(Kind::forward, forwards[static_cast<std::size_t>(i)]);
+    add_item(ActionKind::forward, forwards[static_cast<std::size_t>(i)]);
   if (warm_up > 0) {
     add_wait(
         slots,
         divides_backward ? hops : num_chunks * p + 2 * hops - (warm_up + rank));
   }
   for (int i = warm_up; i < total; ++i) {
-    add_item(Kind::forward, forwards[static_cast<std::size_t>(i)]);
+    add_item(ActionKind::forward, forwards[static_cast<std::size_t>(i)]);
     add_backward(i - warm_up);
   }
   for (int i = total - warm_up; i < total; ++i) {
@@ -156,7 +159,7 @@ PipelineSlots interleaved_order(
     add_backward(i);
   }
   while (divides_backward && num_weights < backwards.size())
-    add_item(Kind::backward_weight, backwards[num_weights++]);
+    add_item(ActionKind::backward_weight, backwards[num_weights++]);
   return slots;
 }
 
@@ -174,7 +177,7 @@ std::vector<PipelineSlots> with_waits(
       if (next[rank] == orders[rank].size()) continue;
       has_moved = true;
       const auto& slot = orders[rank][next[rank]];
-      if (slot && slot->kind == Kind::forward) {
+      if (slot && slot->kind == ActionKind::forward) {
         const int stage =
             slot->chunk * static_cast<int>(p) + static_cast<int>(rank);
         if (stage > 0 && !forwards.contains({stage - 1, slot->micro_batch})) {

@@ -11,7 +11,7 @@ namespace accelerate::detail {
 
 namespace {
 
-using Kind = PipelineActionKind;
+using ActionKind = PipelineActionKind;
 
 class Simulation {
  public:
@@ -72,10 +72,10 @@ class Simulation {
       return end == kNever ? kNever : end + transfer(stage, other);
     };
     switch (action.kind) {
-      case Kind::forward:
+      case ActionKind::forward:
         return stage == 0 ? 0
                           : after(forward_end_[cell(stage - 1, i)], stage - 1);
-      case Kind::backward_weight:
+      case ActionKind::backward_weight:
         return input_end_[cell(stage, i)];
       default:
         if (forward_end_[cell(stage, i)] == kNever) return kNever;
@@ -91,18 +91,18 @@ class Simulation {
         : times_.transfer;
   }
 
-  [[nodiscard]] double length_of(int stage, Kind kind) const {
+  [[nodiscard]] double length_of(int stage, ActionKind kind) const {
     const double factor = times_.stage_factors.empty()
         ? 1
         : times_.stage_factors[static_cast<std::size_t>(stage)];
     switch (kind) {
-      case Kind::forward:
+      case ActionKind::forward:
         return factor * times_.forward;
-      case Kind::backward_input:
+      case ActionKind::backward_input:
         return factor * times_.backward_input;
-      case Kind::backward_weight:
+      case ActionKind::backward_weight:
         return factor * times_.backward_weight;
-      case Kind::backward:
+      case ActionKind::backward:
         break;
     }
     return factor * (times_.backward_input + times_.backward_weight);
@@ -115,9 +115,9 @@ class Simulation {
     const double begin = std::max(ready, free_at_[rank]);
     const double end = begin + length_of(stage, action.kind);
     free_at_[rank] = end;
-    if (action.kind == Kind::forward) {
+    if (action.kind == ActionKind::forward) {
       forward_end_[cell(stage, action.micro_batch)] = end;
-    } else if (action.kind != Kind::backward_weight) {
+    } else if (action.kind != ActionKind::backward_weight) {
       input_end_[cell(stage, action.micro_batch)] = end;
     }
     result_.ranks[rank].push_back(
@@ -162,13 +162,13 @@ class Simulation {
 std::string symbol_of(const PipelineAction& action) {
   const std::string number = std::to_string(action.micro_batch);
   switch (action.kind) {
-    case Kind::forward:
+    case ActionKind::forward:
       return "F" + number;
-    case Kind::backward:
+    case ActionKind::backward:
       return "B" + number;
-    case Kind::backward_input:
+    case ActionKind::backward_input:
       return "I" + number;
-    case Kind::backward_weight:
+    case ActionKind::backward_weight:
       break;
   }
   return "W" + number;
@@ -194,16 +194,16 @@ std::vector<double> most_kept(
       const PipelineKept& stage = kept[static_cast<std::size_t>(
           schedule.stage(static_cast<int>(rank), action.chunk))];
       switch (action.kind) {
-        case Kind::forward:
+        case ActionKind::forward:
           now += stage.activations;
           break;
-        case Kind::backward:
+        case ActionKind::backward:
           now -= stage.activations;
           break;
-        case Kind::backward_input:
+        case ActionKind::backward_input:
           now += stage.for_weights - stage.activations;
           break;
-        case Kind::backward_weight:
+        case ActionKind::backward_weight:
           now -= stage.for_weights;
           break;
       }

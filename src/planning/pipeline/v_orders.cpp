@@ -11,7 +11,7 @@ namespace accelerate::detail {
 
 namespace {
 
-using Kind = PipelineActionKind;
+using ActionKind = PipelineActionKind;
 
 // Builds the order of a rank with two chunks, counting micro-batches.
 class TwoChunks {
@@ -20,15 +20,15 @@ class TwoChunks {
     slots_.insert(slots_.end(), static_cast<std::size_t>(count), std::nullopt);
   }
   void forward(int chunk) {
-    add(Kind::forward, chunk, next_forward_[at(chunk)]++);
+    add(ActionKind::forward, chunk, next_forward_[at(chunk)]++);
   }
   void backward(int chunk) {
-    add(Kind::backward, chunk, next_backward_[at(chunk)]++);
+    add(ActionKind::backward, chunk, next_backward_[at(chunk)]++);
   }
   /// Leaves the gradients of weights to weight().
   void input(int chunk) {
     const int micro_batch = next_backward_[at(chunk)]++;
-    add(Kind::backward_input, chunk, micro_batch);
+    add(ActionKind::backward_input, chunk, micro_batch);
     owed_.push_back({chunk, micro_batch});
   }
   /// Computes the oldest gradients of weights that are owed, if any.
@@ -60,12 +60,12 @@ class TwoChunks {
   };
 
   static std::size_t at(int chunk) { return static_cast<std::size_t>(chunk); }
-  void add(Kind kind, int chunk, int micro_batch) {
+  void add(ActionKind kind, int chunk, int micro_batch) {
     slots_.push_back(PipelineAction{
         .kind = kind, .chunk = chunk, .micro_batch = micro_batch});
   }
   void take(std::deque<Owed>::iterator owed) {
-    add(Kind::backward_weight, owed->chunk, owed->micro_batch);
+    add(ActionKind::backward_weight, owed->chunk, owed->micro_batch);
     owed_.erase(owed);
   }
 

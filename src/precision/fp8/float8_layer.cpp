@@ -22,7 +22,7 @@ RoundingSeed new_seed() {
   return at::check_generator<at::CPUGeneratorImpl>(generator)->random();
 }
 
-std::uint32_t version_of(const at::Tensor& tensor) {
+std::uint32_t matrix_version(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0 : tensor._version();
 }
 
@@ -170,7 +170,7 @@ MeasuredMatrix Float8Layer::cast_weight(
   const OperandUse use{.also_transposed = also_transposed};
   if (!keeps_weight) return cast(matrix, how, dim, weight, use);
   const std::lock_guard lock(mutex_);
-  const std::uint32_t version = version_of(matrix);
+  const std::uint32_t version = matrix_version(matrix);
   const void* const data = matrix.const_data_ptr();
   std::erase_if(kept_weights_, [&](const KeptWeight& kept) {
     return kept.version != version || kept.data != data ||

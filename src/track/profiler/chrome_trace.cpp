@@ -10,7 +10,7 @@ namespace accelerate::detail {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using TraceJson = nlohmann::ordered_json;
 
 const char* category_of(EventKind kind) {
   switch (kind) {
@@ -47,7 +47,7 @@ class TraceText {
     for (std::size_t i = 0; i < cycle_.device_events.size(); ++i)
       add_device_event(i);
     for (const RecordedMemory& change : cycle_.memory) add_memory(change);
-    const Json head{
+    const TraceJson head{
         {"schemaVersion", 1},
         {"displayTimeUnit", "ms"},
         {"baseTimeNanoseconds", cycle_.begin_ns + cycle_.clock.wall_base_ns},
@@ -67,12 +67,12 @@ class TraceText {
   }
 
   // Events of names that are not UTF-8 are still written.
-  void add(const Json& event) {
+  void add(const TraceJson& event) {
     if (!events_.empty()) events_ += ",\n";
-    events_ += event.dump(-1, ' ', false, Json::error_handler_t::replace);
+    events_ += event.dump(-1, ' ', false, TraceJson::error_handler_t::replace);
   }
 
-  void add_metadata(const char* name, std::uint64_t thread, Json args) {
+  void add_metadata(const char* name, std::uint64_t thread, TraceJson args) {
     add(
         {{"ph", "M"},
          {"name", name},
@@ -107,7 +107,7 @@ class TraceText {
 
   void add_device_event(std::size_t i) {
     const DeviceEvent& event = cycle_.device_events[i];
-    Json args{{"device", event.device}, {"stream", event.stream}};
+    TraceJson args{{"device", event.device}, {"stream", event.stream}};
     const bool is_linked = event.launcher != EventNode::kNone;
     if (is_linked) args["operator"] = cycle_.events[event.launcher].name;
     add(
@@ -121,7 +121,7 @@ class TraceText {
          {"args", std::move(args)}});
     if (!is_linked) return;
     // An arrow from the operator.
-    Json arrow{
+    TraceJson arrow{
         {"ph", "s"},
         {"cat", "ac2g"},
         {"name", "ac2g"},
@@ -137,9 +137,9 @@ class TraceText {
     add(arrow);
   }
 
-  [[nodiscard]] Json args_of(std::size_t i) const {
+  [[nodiscard]] TraceJson args_of(std::size_t i) const {
     const RecordedEvent& event = cycle_.events[i];
-    Json args = Json::object();
+    TraceJson args = TraceJson::object();
     if (event.sequence >= 0) args["Sequence number"] = event.sequence;
     if (event.forward_thread != 0) args["Fwd thread id"] = event.forward_thread;
     if (!event.input_shapes.empty()) args["Input Dims"] = event.input_shapes;
@@ -153,7 +153,7 @@ class TraceText {
 
   void add_event(std::size_t i) {
     const RecordedEvent& event = cycle_.events[i];
-    Json json{
+    TraceJson json{
         {"ph", event.is_async ? "b" : "X"},
         {"cat", category_of(event.kind)},
         {"name", event.name},

@@ -72,10 +72,10 @@ void begin_profiler(Call&& call) {
   }
 }
 
-using Kind = DeviceActivity::Kind;
+using ActivityKind = DeviceActivity::Kind;
 
 DeviceWork work_of(const DeviceActivity& activity) {
-  if (activity.kind == Kind::copy) return DeviceWork::copy;
+  if (activity.kind == ActivityKind::copy) return DeviceWork::copy;
   // NCCL's kernels; RCCL's have the same names.
   return activity.name.find("nccl") != std::string::npos
       ? DeviceWork::communication
@@ -143,12 +143,12 @@ std::vector<DeviceEvent> device_events_of(
     std::int64_t clock_shift_ns) {
   std::unordered_map<std::uint64_t, const DeviceActivity*> launches;
   for (const DeviceActivity& activity : activities) {
-    if (activity.kind == Kind::launch && activity.correlation != 0)
+    if (activity.kind == ActivityKind::launch && activity.correlation != 0)
       launches[activity.correlation] = &activity;
   }
   std::vector<DeviceEvent> events;
   for (const DeviceActivity& activity : activities) {
-    if (activity.kind == Kind::launch) continue;
+    if (activity.kind == ActivityKind::launch) continue;
     DeviceEvent& event = events.emplace_back(DeviceEvent{
         .name = activity.name,
         .work = work_of(activity),

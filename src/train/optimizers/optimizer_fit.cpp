@@ -26,9 +26,7 @@ namespace accelerate::detail {
 
 namespace {
 
-using torch::optim::Optimizer;
-
-bool is_elementwise(const Optimizer& optimizer) {
+bool is_elementwise(const torch::optim::Optimizer& optimizer) {
   static const std::array<std::type_index, 9> known{
       typeid(torch::optim::SGD),
       typeid(torch::optim::Adam),
@@ -50,7 +48,7 @@ bool is_elementwise(const Optimizer& optimizer) {
 // accepts; null if there is none.
 template <class Predicate>
 const Parameter* find_row(
-    const Optimizer& optimizer,
+    const torch::optim::Optimizer& optimizer,
     const ParameterTable& table,
     const Predicate& is_wanted) {
   for (const auto& group : optimizer.param_groups()) {
@@ -73,7 +71,7 @@ std::string describe_split(const Parameter& row, const Mesh& mesh) {
 }
 
 [[noreturn]] void refuse(
-    const Optimizer& optimizer,
+    const torch::optim::Optimizer& optimizer,
     const std::string& what_ranks_hold) {
   const std::string name = c10::demangle(typeid(optimizer).name());
   if (typeid(optimizer) == typeid(torch::optim::LBFGS)) {
@@ -97,7 +95,7 @@ std::string describe_split(const Parameter& row, const Mesh& mesh) {
 }  // namespace
 
 void require_fitting_optimizer(
-    const Optimizer& optimizer,
+    const torch::optim::Optimizer& optimizer,
     const PreparedModel& model) {
   if (is_elementwise(optimizer)) return;
   const auto is_divided = [](const Parameter& row) {

@@ -21,7 +21,6 @@ namespace accelerate::detail {
 
 namespace {
 
-using torch::optim::Optimizer;
 using torch::optim::OptimizerOptions;
 
 // Shared by an optimizer and the handle notified of its destruction, which may
@@ -67,8 +66,9 @@ class WatchedOptions final : public Options {
 };
 
 // Gives access to the optimizer's protected options.
-struct OpenOptimizer : Optimizer {
-  static std::unique_ptr<OptimizerOptions>& defaults_of(Optimizer& optimizer) {
+struct OpenOptimizer : torch::optim::Optimizer {
+  static std::unique_ptr<OptimizerOptions>& defaults_of(
+      torch::optim::Optimizer& optimizer) {
     return optimizer.*(&OpenOptimizer::defaults_);
   }
 };
@@ -117,17 +117,18 @@ const WatchableClass* find_class(const OptionsPointer& options) {
   return found == classes.end() ? nullptr : found;
 }
 
-const OptionsPointer& defaults_of(const Optimizer& optimizer) {
-  return OpenOptimizer::defaults_of(const_cast<Optimizer&>(optimizer));
+const OptionsPointer& defaults_of(const torch::optim::Optimizer& optimizer) {
+  return OpenOptimizer::defaults_of(
+      const_cast<torch::optim::Optimizer&>(optimizer));
 }
 
 }  // namespace
 
-bool can_watch(const Optimizer& optimizer) {
+bool can_watch(const torch::optim::Optimizer& optimizer) {
   return find_class(defaults_of(optimizer)) != nullptr;
 }
 
-std::string name_of_options(const Optimizer& optimizer) {
+std::string name_of_options(const torch::optim::Optimizer& optimizer) {
   const OptionsPointer& options = defaults_of(optimizer);
   if (!options) return "missing";
   const OptimizerOptions& found = *options;
@@ -135,7 +136,7 @@ std::string name_of_options(const Optimizer& optimizer) {
 }
 
 std::shared_ptr<void> watch_optimizer(
-    Optimizer& optimizer,
+    torch::optim::Optimizer& optimizer,
     std::function<void()> on_destruction) {
   OptionsPointer& defaults = OpenOptimizer::defaults_of(optimizer);
   const WatchableClass* const known = find_class(defaults);

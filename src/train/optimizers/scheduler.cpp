@@ -19,7 +19,7 @@ namespace {
 
 using detail::PreparedScheduler;
 
-detail::ScheduleAdapter& schedule_of(const PreparedScheduler& prepared) {
+detail::ScheduleAdapter& adapter_of(const PreparedScheduler& prepared) {
   // A schedule refers to its optimizer.
   if (!prepared.optimizers.empty() &&
       std::ranges::all_of(prepared.optimizers, [](const auto* optimizer) {
@@ -86,7 +86,7 @@ void detail::take_step(PreparedScheduler& prepared, const SchedulerStep& step) {
 }
 
 void Scheduler::step() const {
-  const detail::ScheduleAdapter& schedule = schedule_of(*prepared_);
+  const detail::ScheduleAdapter& schedule = adapter_of(*prepared_);
   schedule.require_accepts(/*has_metric=*/false);
   if (is_left_to_replays(*prepared_, [self = *this] { self.step(); })) return;
   for (int left = steps_due(*prepared_); left > 0 && !schedule.has_ended();
@@ -96,7 +96,7 @@ void Scheduler::step() const {
 }
 
 void Scheduler::step(double metric) const {
-  schedule_of(*prepared_).require_accepts(/*has_metric=*/true);
+  adapter_of(*prepared_).require_accepts(/*has_metric=*/true);
   if (detail::recorded_run(*prepared_->session) != nullptr) {
     throw ConfigError(
         "[train] a schedule's step with a metric cannot be captured, since the "
@@ -110,7 +110,7 @@ void Scheduler::step(double metric) const {
 }
 
 std::vector<double> Scheduler::get_last_lr() const {
-  if (auto rates = schedule_of(*prepared_).last_lrs()) return *std::move(rates);
+  if (auto rates = adapter_of(*prepared_).last_lrs()) return *std::move(rates);
   return rates_of_only_optimizer(*prepared_);
 }
 
@@ -125,7 +125,7 @@ double Scheduler::learning_rate() const {
 }
 
 torch::optim::LRScheduler& Scheduler::inner() const {
-  return schedule_of(*prepared_).torch_schedule();
+  return adapter_of(*prepared_).torch_schedule();
 }
 
 }  // namespace accelerate

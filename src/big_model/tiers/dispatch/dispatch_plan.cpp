@@ -31,9 +31,11 @@ struct FoundTensor {
   std::size_t unit = 0;
 };
 
-class Planner {
+class DispatchPlanner {
  public:
-  Planner(const torch::nn::Module& module, const DispatchRequest& request)
+  DispatchPlanner(
+      const torch::nn::Module& module,
+      const DispatchRequest& request)
       : request_(request) {
     visit(module, "", std::nullopt);
   }
@@ -178,7 +180,7 @@ class Planner {
 DispatchPlan plan_dispatch(
     const torch::nn::Module& module,
     const DispatchRequest& request) {
-  return Planner(module, request).plan();
+  return DispatchPlanner(module, request).plan();
 }
 
 void StoredWeights::add(StoredTensors tensors) {

@@ -28,7 +28,7 @@ constexpr std::uint64_t kMostGap = std::uint64_t{64} << 10U;
 // faster.
 constexpr std::ptrdiff_t kMostCopied = 64;
 // Alignment of copied tensors in memory, if their file offsets are aligned.
-constexpr std::uint64_t kAlignment = 64;
+constexpr std::uint64_t kUnitAlignment = 64;
 
 using Tensors = std::vector<const OffloadedTensor*>;
 
@@ -157,7 +157,7 @@ bool map_run(const FileRun& run, const Tensors& tensors, FetchedUnit& unit) {
 bool copy_run(const FileRun& run, const Tensors& tensors, FetchedUnit& unit) {
   const InputFile::Version version = run.file->version_now();
   if (!is_known_and_cached(run, tensors)) return false;
-  const std::uint64_t place = run.begin % kAlignment;
+  const std::uint64_t place = run.begin % kUnitAlignment;
   const at::Tensor memory = at::empty(
       {static_cast<std::int64_t>(place + run.num_bytes())}, at::kByte);
   const std::span<std::byte> bytes = bytes_of(memory).subspan(place);
