@@ -115,7 +115,8 @@ int main(int argc, char** argv) try {
       settings.directory,
       {.device_map = map,
        .progress =
-           accelerate::ProgressOptions{.description = "reading", .delay_seconds = 1},
+           accelerate::ProgressOptions{
+               .description = "reading", .delay_seconds = 1},
        .preload_module_classes = {"Block"}});
   const torch::NoGradGuard no_grad;
   torch::Tensor tokens = tokens_of(settings.prompt);

@@ -23,9 +23,8 @@ struct LayerProduct {
 
 /// A product that was computed with its layer's bias, before it is known
 /// whether the program adds that.
-class BiasedProduct final
-    : public GateKeeper,
-      public std::enable_shared_from_this<BiasedProduct> {
+class BiasedProduct final : public GateKeeper,
+                            public std::enable_shared_from_this<BiasedProduct> {
  public:
   /// Computes the product of `input` and `transposed`, the transpose of the
   /// layer's weight, and returns a tensor without memory that stands for it

@@ -33,7 +33,7 @@ bool will_have_values() {
   return c10::impl::tls_is_dispatch_key_excluded(
              c10::DispatchKey::AutogradFunctionality) &&
       !c10::impl::tls_is_dispatch_key_excluded(
-          c10::DispatchKey::ADInplaceOrView);
+             c10::DispatchKey::ADInplaceOrView);
 }
 
 }  // namespace

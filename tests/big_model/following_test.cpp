@@ -188,8 +188,7 @@ TEST_F(Following, ActivationCheckpointingOnTopOfDevicesAndTiers) {
       gradients.push_back(parameter.grad().cpu());
     return gradients;
   };
-  const auto expected =
-      train(twin, [&](const Tensor& x) { return twin(x); });
+  const auto expected = train(twin, [&](const Tensor& x) { return twin(x); });
   auto big = dispatch_model(
       model,
       {.device_map = {{"first", 0}, {"second", "disk"}, {"third", 1}},

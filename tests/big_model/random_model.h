@@ -93,8 +93,8 @@ struct RandomTreeImpl : torch::nn::Module {
       block = register_module("block", RandomBlock(shape.kind));
       return;
     }
-    offset = register_parameter(
-        "offset", torch::randn({RandomBlockImpl::kWidth}));
+    offset =
+        register_parameter("offset", torch::randn({RandomBlockImpl::kWidth}));
     for (const Shape& child : shape.children) {
       children_in_order.push_back(register_module(
           "child" + std::to_string(children_in_order.size()),

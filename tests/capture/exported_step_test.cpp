@@ -24,14 +24,14 @@ std::vector<at::Tensor> weights_after(bool captures) {
   torch::optim::AdamW adamw(
       net->parameters(), torch::optim::AdamWOptions(0.0625));
   auto [model, optimizer] = accelerator.prepare(net, adamw);
-  const auto step = [&, &model = model, &optimizer = optimizer](
-                        const at::Tensor& x) {
-    const at::Tensor loss = model(x)[0].square().mean();
-    accelerator.backward(loss);
-    optimizer.step();
-    optimizer.zero_grad();
-    return loss;
-  };
+  const auto step =
+      [&, &model = model, &optimizer = optimizer](const at::Tensor& x) {
+        const at::Tensor loss = model(x)[0].square().mean();
+        accelerator.backward(loss);
+        optimizer.step();
+        optimizer.zero_grad();
+        return loss;
+      };
   const auto counts = std::make_shared<testing::PretendGraphCounts>();
   if (captures) {
     optimizer.prepared()->session->capture.make_graph =

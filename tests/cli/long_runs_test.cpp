@@ -74,8 +74,7 @@ TEST_F(LongRun, MayHaveManySettings) {
   ASSERT_EQ(settings.size(), static_cast<std::size_t>(kMany));
   EXPECT_EQ(settings[7].second, "the last one counts");
   EXPECT_THAT(report_page(runs), HasSubstr("\"setting_39999\":\"39999\""));
-  EXPECT_THAT(
-      to_export_json(runs), HasSubstr("\"setting_39999\": \"39999\""));
+  EXPECT_THAT(to_export_json(runs), HasSubstr("\"setting_39999\": \"39999\""));
   const auto recorded = detail::recorded_run(
       detail::JournalReader(directory_ / "r" / "journal").read());
   ASSERT_EQ(recorded.config.size(), static_cast<std::size_t>(kMany));
@@ -175,8 +174,7 @@ TEST_F(LongRun, HasNoMoreAfterAFailure) {
   RunJournal good(directory_ / "r");
   good.event(1, 1, detail::text_event("note", std::string(3 << 20, 'x')));
   good.write();
-  std::ofstream(
-      directory_ / "r" / "journal", std::ios::binary | std::ios::app)
+  std::ofstream(directory_ / "r" / "journal", std::ios::binary | std::ios::app)
       << frame_of(std::string("X") + std::string(3 << 20, '\0'));
   RunRecord run({"r", directory_ / "r"});
   ASSERT_TRUE(run.update(1));

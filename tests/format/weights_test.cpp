@@ -162,11 +162,7 @@ TEST_F(Weights, TheLastSaveIsOpenedWhateverWasThere) {
 
 TEST_F(Weights, OfTheSameModelAreKeptInTheOtherFormat) {
   write_model(*disk_, directory_ / "out", tensors_, {ModelFormat::torch});
-  write_model(
-      *disk_,
-      directory_ / "out",
-      tensors_,
-      {.has_same_weights = true});
+  write_model(*disk_, directory_ / "out", tensors_, {.has_same_weights = true});
   EXPECT_TRUE(fs::exists(directory_ / "out/pytorch_model.bin"));
   expect_same(open_weights(directory_ / "out"));
 }

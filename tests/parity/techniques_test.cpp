@@ -74,7 +74,8 @@ TEST_P(TechniqueParity, EndsWithTheWeightsOfOneProcess) {
   const auto& [technique, precision, accumulation, num_ranks] = GetParam();
   if (const auto missing = testing::missing_device_of_ranks(); !missing.empty())
     GTEST_SKIP() << "label gpu was not run: " << missing;
-  if (!testing::can_run_on(num_ranks)) GTEST_SKIP() << "the launcher started another number of ranks";
+  if (!testing::can_run_on(num_ranks))
+    GTEST_SKIP() << "the launcher started another number of ranks";
   if (num_ranks % technique.divides_ranks != 0)
     GTEST_SKIP() << "needs a multiple of " << technique.divides_ranks;
   if (technique.master_weights && precision == Precision::no)

@@ -108,8 +108,7 @@ json run_with_tracker(const ordered_json& input) {
 json run_with_own_tracker(const ordered_json& input) {
   const auto own = std::make_shared<NotingTracker>();
   RunTracking tracking(options_for(own));
-  tracking.init_trackers(
-      input.at("project"), config_of(input), {});
+  tracking.init_trackers(input.at("project"), config_of(input), {});
   log_calls(tracking, input, "NCHW");
   const json found = found_tracker(tracking, input);
   tracking.finish();

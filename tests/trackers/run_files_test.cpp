@@ -36,7 +36,8 @@ TEST(RunFiles, AreNotWrittenThroughLinks) {
   const std::vector<std::pair<std::string, std::function<void()>>> writers{
       {"write", [&] { detail::write_run_file(place, "new"); }},
       {"copy", [&] { detail::copy_run_file(directory / "source", place); }},
-      {"append", [&] {
+      {"append",
+       [&] {
          detail::GrowingFiles files;
          files.append(place, "new");
          files.flush();

@@ -187,8 +187,8 @@ TEST(OptimizerFit, TakesAllForParametersThatNoRankShares) {
          .world = world});
     torch::nn::Sequential net = two_layers();
     net->push_back(torch::nn::Linear(4, 4));
-    EXPECT_NO_THROW(
-        accelerator.prepare(net, std::make_unique<Lamb>((*net)[2]->parameters())));
+    EXPECT_NO_THROW(accelerator.prepare(
+        net, std::make_unique<Lamb>((*net)[2]->parameters())));
   });
 }
 

@@ -152,8 +152,7 @@ TEST_F(TrackingFacade, PassesOnAnEmptyConfigurationButNotNone) {
       1);
   EXPECT_EQ(num_configs_of([](auto& it) { it.init_trackers("p"); }), 0);
   EXPECT_EQ(
-      num_configs_of(
-          [](auto& it) { it.init_trackers("p", std::nullopt, {}); }),
+      num_configs_of([](auto& it) { it.init_trackers("p", std::nullopt, {}); }),
       0);
 }
 

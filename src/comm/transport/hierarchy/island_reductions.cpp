@@ -47,8 +47,8 @@ int IslandOperations::agent_of(std::size_t island, int root) const {
 }
 
 int IslandOperations::agent_rank(std::size_t island, int root) const {
-  return islands()
-      .members(island)[static_cast<std::size_t>(agent_of(island, root))];
+  return islands().members(
+      island)[static_cast<std::size_t>(agent_of(island, root))];
 }
 
 void IslandOperations::agree_inside(const CollectiveStamp& stamp) {
@@ -87,13 +87,12 @@ void IslandOperations::all_reduce(const at::Tensor& tensor, ReduceOp op) {
   const auto lane = static_cast<std::size_t>(links_.local_rank());
   std::vector<Work> works;
   for (std::size_t i = 0; inside_ && i < lanes; ++i) {
-    works.push_back(inside_->reduce(
-        part(values, i, lanes), op, static_cast<int>(i)));
+    works.push_back(
+        inside_->reduce(part(values, i, lanes), op, static_cast<int>(i)));
   }
   for (const Work& work : works) work->wait();
   if (lane < lanes) {
-    links_.all_reduce(
-        part(values, lane, lanes), op, static_cast<int>(lane));
+    links_.all_reduce(part(values, lane, lanes), op, static_cast<int>(lane));
   }
   works.clear();
   for (std::size_t i = 0; inside_ && i < lanes; ++i) {
@@ -177,8 +176,7 @@ void IslandOperations::reduce_scatter(
     }
   }
   messages.wait();
-  if (output.numel() > 0)
-    IslandLinks::reduce_in_order(flat(output), sums, op);
+  if (output.numel() > 0) IslandLinks::reduce_in_order(flat(output), sums, op);
 }
 
 }  // namespace accelerate::detail
