@@ -24,10 +24,12 @@ struct GradientAccumulationOptions {
   /// has it. Setting both, to different values above 1, is an error.
   std::optional<int> num_steps = std::nullopt;
   /// A loader's last batch ends the window, so that no gradient is carried into
-  /// the next epoch.
+  /// the next epoch. False: windows continue across epochs, so that all steps
+  /// have equally many micro-steps.
   bool sync_with_dataloader = true;
   /// Average over the ranks in every micro-step, not only in a window's last:
-  /// more traffic, but no rank keeps unaveraged gradients.
+  /// more traffic, but no rank keeps unaveraged gradients. For programs that
+  /// read gradients within a window.
   bool sync_each_batch = false;
   /// Divide the losses of a window cut short by a loader's end by the full
   /// number of micro-steps, as Accelerate does, so that the step counts for
@@ -37,7 +39,8 @@ struct GradientAccumulationOptions {
 
 /// When prepared schedules step.
 struct SchedulerOptions {
-  /// Step only if the optimizer did. If false, step at every call.
+  /// Step only if the optimizer did. If false, step at every call, for
+  /// schedules that count micro-steps.
   bool step_with_optimizer = true;
   /// Step once per process for each optimizer step, for schedules that count
   /// the steps of a single process. As in Accelerate, where this is the
@@ -70,7 +73,7 @@ struct AcceleratorOptions {
   std::int64_t fp8_statistics_interval = 0;
   /// Settings of `fp16` and `bf16` in the forward pass.
   AutocastOptions autocast = {};
-  /// Used with `fp16` only.
+  /// How losses are scaled. Used with `fp16` only.
   GradScalerOptions grad_scaler = {};
   /// Parameters in bf16 or fp16 get fp32 master copies that the optimizer steps
   /// on; after each step they are rounded into the model. Takes half the memory
@@ -80,7 +83,8 @@ struct AcceleratorOptions {
   // The step.
 
   /// Micro-steps whose gradients are averaged before the optimizer steps; used
-  /// by `accumulate`. Unset without a launcher: 1.
+  /// by `accumulate`. Raise it if the batch that you want does not fit into
+  /// memory. Unset without a launcher: 1.
   std::optional<int> gradient_accumulation_steps = std::nullopt;
   /// How windows of accumulated micro-steps are counted and divided.
   GradientAccumulationOptions gradient_accumulation = {};
@@ -99,7 +103,7 @@ struct AcceleratorOptions {
   /// between a backward and the next forward; the peak is that of a forward.
   /// A weight that is changed in place within a window is cast anew; one that
   /// is changed through data(), which LibTorch does not track, is not. False:
-  /// casts end with their forward.
+  /// casts end with their forward, for programs that make such changes.
   bool keep_casts = true;
   /// Prepared optimizers of exactly torch::optim::AdamW, Adam, SGD, Adagrad and
   /// RMSprop take their steps with kernels for all parameters of a group,

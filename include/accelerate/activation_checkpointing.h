@@ -25,12 +25,13 @@ enum class CompareRecomputed {
 };
 
 struct CheckpointOptions {
-  /// Keep the function's inputs in host memory until backward. CPU tensors are
-  /// there already.
+  /// Keep the function's inputs in pinned host memory until backward, at the
+  /// cost of a copy in each direction, if they are too much for the device. CPU
+  /// tensors are there already.
   bool offload_inputs = false;
   /// Compares sums over tensors: memory written by anything but LibTorch's
   /// operators cannot be recomputed, and causes an error that names the
-  /// operator.
+  /// operator. Whenever it compares, the host waits for the device.
   CompareRecomputed compare = CompareRecomputed::first;
 
   bool operator==(const CheckpointOptions&) const = default;
@@ -50,7 +51,7 @@ struct ActivationCheckpointingOptions {
       custom_auto_wrap_policy = nullptr;
   /// Class names, for transformer_based_wrap.
   std::vector<std::string> transformer_cls_names_to_wrap = {};
-  /// Minimum number of parameters, for size_based_wrap.
+  /// Minimum number of parameters, for size_based_wrap. 0 chooses nothing.
   std::int64_t min_num_params = 0;
   /// How the chosen modules are recomputed.
   CheckpointOptions options = {};
@@ -100,9 +101,11 @@ std::invoke_result_t<Function> checkpoint(
 }
 
 struct SaveOnCpuOptions {
-  /// Use pinned memory, so that copies overlap with computation.
+  /// Use pinned memory, so that the host does not wait for copies. False: if
+  /// the machine is short of memory, since pinned memory is never paged out.
   bool pin_memory = true;
-  /// Smaller tensors stay on the device.
+  /// Tensors of fewer bytes stay on the device. Raise it if a model saves many
+  /// small tensors: each that moves costs two copies.
   std::int64_t min_bytes = 1024;
 };
 

@@ -77,7 +77,8 @@ enum class AdapterInit {
 struct AdapterOptions {
   // The product.
 
-  /// Rank of the product (r). At least 1.
+  /// Rank of the product (r). At least 1. The number of trained parameters is
+  /// proportional to it.
   std::int64_t rank = 8;
   /// Scale of the product, times 1 / rank (lora_alpha).
   double alpha = 8;
@@ -99,7 +100,8 @@ struct AdapterOptions {
   double dropout = 0;
   /// Biases that are trained and saved with the adapters.
   AdapterBias bias = AdapterBias::none;
-  /// Scales the product by alpha / sqrt(rank) (Kalajdzievski 2023).
+  /// Scales the product by alpha / sqrt(rank) (Kalajdzievski 2023), which suits
+  /// high ranks.
   bool use_rslora = false;
   /// Trains the norms of the adapted weights' rows as well (DoRA, Liu et al.
   /// 2024). Slower.
@@ -120,13 +122,14 @@ struct AdapterOptions {
   std::vector<std::int64_t> layers_to_transform = {};
   /// Names of lists of layers in which these numbers count; empty: all.
   std::vector<std::string> layers_pattern = {};
-  /// Other ranks and alphas, by regular expressions for the ends of names. The
+  /// Other ranks than `rank`, by regular expressions for the ends of names. The
   /// first in alphabetical order that matches is taken.
   std::map<std::string, std::int64_t> rank_pattern = {};
   /// Other alphas than `alpha`, by the same rules.
   std::map<std::string, double> alpha_pattern = {};
   /// Adapters of fp16 and bf16 weights are fp32 (the argument of
-  /// get_peft_model()).
+  /// get_peft_model()). False: they have the dtype of the weight, and take half
+  /// the memory.
   bool autocast_adapter_dtype = true;
 
   // Facts for PEFT.

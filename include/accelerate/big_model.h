@@ -88,8 +88,8 @@ struct DispatchOptions {
 
   // What moves, and when.
 
-  /// Offloads buffers as well. Otherwise they stay on the device that uses
-  /// them.
+  /// Offloads buffers as well, for models whose buffers are large. Otherwise
+  /// they stay on the device that uses them.
   bool offload_buffers = false;
   /// Keys of maps among a forward's arguments that are not moved to the main
   /// device.
@@ -97,14 +97,17 @@ struct DispatchOptions {
   /// Classes whose modules are fetched at once with everything below them, such
   /// as one that reads its children's weights itself.
   std::vector<std::string> preload_module_classes = {};
-  /// Offloads even if the map has a single place that is a device.
+  /// Offloads weights on "cpu" even if that is the map's only place and the CPU
+  /// computes, to try offloading without an accelerator. Without effect on
+  /// other maps.
   bool force_hooks = false;
 
   // Memory.
 
   /// Maximum memory for fetched weights, including those in use, unless a
-  /// single module needs more. Unset: twice the largest module (or class of
-  /// preload_module_classes).
+  /// single module needs more. More lets weights be fetched further ahead:
+  /// raise it if Dispatch::stats() shows waits. Unset: twice the largest module
+  /// (or class of preload_module_classes).
   std::optional<ByteSize> prefetch_memory = std::nullopt;
 };
 
@@ -233,19 +236,21 @@ template <class Holder>
 
 /// Arguments of cpu_offload() and disk_offload(), as in DispatchOptions.
 struct OffloadOptions {
-  /// Unset: the device of the model's first parameter, or the CPU if that
-  /// parameter has no memory.
+  /// Device that computes. Unset: that of the model's first parameter, or the
+  /// CPU if that parameter has no memory.
   std::optional<c10::Device> execution_device = std::nullopt;
   /// Offloads buffers as well. Otherwise they stay on the device that uses
   /// them.
   bool offload_buffers = false;
   /// Values of weights; those missing here are the model's own.
   WeightList state_dict = {};
-  /// Used by disk_offload() only.
+  /// If the folder's checksums do not match this model's weights, throw an
+  /// error instead of a warning. Used by disk_offload() only.
   bool strict_offload_dir = false;
   /// Classes whose modules are fetched at once with everything below them.
   std::vector<std::string> preload_module_classes = {};
-  /// Maximum memory for fetched weights. Unset: twice the largest module.
+  /// Maximum memory for fetched weights; see DispatchOptions. Unset: twice the
+  /// largest module.
   std::optional<ByteSize> prefetch_memory = std::nullopt;
 };
 
@@ -323,8 +328,7 @@ cpu_offload_with_hook(
 /// Arguments of load_checkpoint_and_dispatch(): those of
 /// load_checkpoint_in_model(), infer_auto_device_map() and dispatch_model().
 struct LoadAndDispatchOptions {
-  // Places. Fields without a comment are those of infer_auto_device_map(),
-  // LoadCheckpointOptions and DispatchOptions.
+  // Places.
 
   /// A map, or a strategy of infer_auto_device_map(): "auto", "balanced",
   /// "balanced_low_0", "sequential". Empty: the weights are loaded, and nothing
@@ -352,7 +356,8 @@ struct LoadAndDispatchOptions {
   std::optional<c10::ScalarType> dtype = std::nullopt;
   /// Names of modules whose tensors stay float32 if `dtype` is float16.
   std::vector<std::string> keep_in_fp32_modules = {};
-  /// Unset: true for a map that uses the disk, as in Accelerate.
+  /// See LoadCheckpointOptions. Unset: true for a map that uses the disk, as in
+  /// Accelerate.
   std::optional<bool> offload_state_dict = std::nullopt;
   /// Memory-map tensors that stay on the CPU; see LoadCheckpointOptions.
   bool map_weights = true;
@@ -372,7 +377,7 @@ struct LoadAndDispatchOptions {
   std::vector<std::string> skip_keys = {};
   /// Classes whose modules are fetched at once with everything below them.
   std::vector<std::string> preload_module_classes = {};
-  /// Offloads even if the map has a single place that is a device.
+  /// See DispatchOptions.
   bool force_hooks = false;
 
   // How strictly the checkpoint must match, and which ranks read.

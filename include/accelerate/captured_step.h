@@ -22,10 +22,11 @@ struct CaptureOptions {
   /// Calls of each kind (shapes of the inputs, place in a window) that run
   /// plainly before one is recorded; at least 1. In the first calls, LibTorch's
   /// libraries choose algorithms and allocate, and optimizers create their
-  /// state.
+  /// state. Raise it if reason() says that state was missing when recording.
   int warmup_steps = 3;
-  /// Maximum number of recorded graphs, each with the memory of a step; at
-  /// least 1. The least recently used one makes room for a new one.
+  /// Maximum number of recorded graphs, at least 1. The least recently used one
+  /// makes room for a new one. Raise it if steps have more kinds than that; all
+  /// share one pool of memory, but each has inputs and outputs of its own.
   int max_graphs = 8;
   /// Return copies of the outputs, which remain valid after the next call.
   bool clone_outputs = false;

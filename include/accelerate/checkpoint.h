@@ -91,7 +91,8 @@ enum class CheckpointLayout {
 struct SaveStateOptions {
   /// Return once everything is copied to host memory; the files are written in
   /// the background. Errors are thrown by the next save, load or
-  /// end_training(), or by the ticket.
+  /// end_training(), or by the ticket. Takes host memory for all that this rank
+  /// writes; a state that lies in files is written at once.
   bool asynchronous = false;
   /// What happens if an earlier asynchronous save is still being written.
   WhenBusy when_busy = WhenBusy::wait;
@@ -99,7 +100,7 @@ struct SaveStateOptions {
   /// larger save is written before save_state returns. 0: no limit.
   std::uint64_t memory_limit = 0;
   /// If false, write models as torch files (pytorch_model.bin) instead of
-  /// safetensors.
+  /// safetensors, for programs that cannot read these.
   bool safe_serialization = true;
   /// `accelerate` for checkpoints that Python continues from. Costs a second
   /// pass over what the ranks have written, on the first rank.

@@ -16,7 +16,8 @@ namespace accelerate {
 
 /// How sequences are divided among ranks. All ranks must pass the same options.
 struct ContextParallelOptions {
-  /// How positions are assigned to ranks.
+  /// How positions are assigned to ranks. `contiguous` is for programs that
+  /// need neighbouring positions on one rank.
   SequenceCut cut = SequenceCut::zigzag;
   /// What each buffer is padded with if the length does not divide, one value
   /// per buffer: for labels the loss's ignore_index (-100), which keeps the
@@ -26,8 +27,9 @@ struct ContextParallelOptions {
   /// SequenceAttentionOptions, for the attention of all layers.
   std::optional<at::Tensor> document_ids = std::nullopt;
   /// Exchange attention heads rather than keys and values: two all-to-alls per
-  /// attention (Ulysses). Needs at least as many heads as ranks. Unset: true if
-  /// `sp_size` of ParallelismConfig divides the sequence, else false.
+  /// attention (Ulysses), which send less than the ring over many ranks. Needs
+  /// at least as many heads as ranks. Unset: true if `sp_size` of
+  /// ParallelismConfig is above 1, else false.
   std::optional<bool> exchange_heads = std::nullopt;
   /// How keys and values are exchanged. Unset: what `cp_comm_strategy` of
   /// ParallelismConfig says, else all at once.

@@ -15,7 +15,7 @@
 namespace accelerate {
 
 struct CsvOptions {
-  /// Must not be a quote, a line ending or 0.
+  /// Separates fields. Must not be a quote, a line ending or 0.
   char delimiter = ',';
   /// The first row names the columns. Otherwise they are named "0", "1" …
   bool has_header = true;

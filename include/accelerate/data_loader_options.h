@@ -23,7 +23,8 @@ struct DataLoaderOptions {
   /// memory and start-up time at any size.
   bool shuffle = false;
   /// With `shuffle`: use PyTorch's order, the one that Accelerate's option of
-  /// this name yields for the same seed and epoch. Default: false.
+  /// this name yields for the same seed and epoch, to compare runs with Python.
+  /// Takes memory and start-up time that grow with the dataset. Default: false.
   std::optional<bool> use_seedable_sampler = std::nullopt;
   /// The order of a pass, in place of `shuffle`. Loaders must not share one.
   std::shared_ptr<Sampler> sampler = nullptr;
@@ -70,17 +71,18 @@ struct DataLoaderOptions {
   /// dataset or collate function made them. Unset: as
   /// AcceleratorOptions::device_placement says.
   std::optional<bool> device_placement = std::nullopt;
-  /// Copy to the device without waiting, for batches in pinned memory. Default:
-  /// false.
+  /// Copy to the device without waiting, for batches that the dataset makes in
+  /// pinned memory; `pin_memory` implies it. Default: false.
   std::optional<bool> non_blocking = std::nullopt;
   /// Number of threads that read and collate ahead. 0: the loop's own thread
   /// reads each batch when it needs it. Threads call `get` or `get_batch`, and
   /// the collate function, concurrently, but never `next` of a stream. Without
   /// a timeout, the loop's thread also makes batches, instead of sleeping, if
-  /// one takes less than 0.2 ms.
+  /// one takes less than 0.2 ms. Raise it while prefetch_report() shows waits.
   int num_workers = 0;
-  /// Maximum number of batches per worker that are ready or being made. Unset:
-  /// 2.
+  /// Maximum number of batches per worker that are ready or being made. Raise
+  /// it if some batches take much longer than others; all of them take memory.
+  /// Unset: 2.
   std::optional<int> prefetch_factor = std::nullopt;
   /// Hand out batches in the order of the pass. False: a slow batch does not
   /// hold up others, which come as they are made (only the last stays last),
@@ -88,7 +90,8 @@ struct DataLoaderOptions {
   /// out, so that some later ones are repeated.
   bool in_order = true;
   /// Put batches into pinned memory, from which copies to the device are faster
-  /// and need not wait. Has no effect without an accelerator.
+  /// and need not wait. Costs a copy of each batch in host memory, which
+  /// workers make ahead. Has no effect without an accelerator.
   bool pin_memory = false;
   /// With workers: how long the loop waits for a batch before it throws an
   /// Error that names the samples being read, and how long leaving the loop

@@ -24,7 +24,8 @@ struct DeepSpeedOptions {
   /// `tensor_parallel.autotp_size` splits each layer over that many ranks, by
   /// infer_parallelize_plan() for models without a `parallelize_plan`.
   std::string hf_ds_config = {};
-  /// Unset: kAuto.
+  /// Micro-steps per optimizer step. Unset: kAuto, which leaves the number to
+  /// AcceleratorOptions, as does 1.
   std::optional<int> gradient_accumulation_steps = std::nullopt;
   /// Norm that gradients are clipped to; 0: no clipping. Unset: kAuto, which
   /// clips to 1.0, as Accelerate's does. A configuration without the key does
@@ -34,10 +35,12 @@ struct DeepSpeedOptions {
   // Sharding and offload.
 
   /// 0: nothing is sharded; 1: optimizer state; 2: gradients as well; 3:
-  /// parameters as well. Unset: 2.
+  /// parameters as well, which takes the least memory, but gathers them for
+  /// each use. Unset: 2.
   std::optional<int> zero_stage = std::nullopt;
-  /// "none", "cpu" or "nvme". The optimizer needs stage 1 for "nvme", the
-  /// parameters stage 3. Unset: "none".
+  /// Where optimizer state is kept: "none", "cpu" or "nvme". "cpu" here or for
+  /// parameters moves shards and state alike to host memory, and the step to
+  /// the CPU. "nvme" needs stage 1, for parameters stage 3. Unset: "none".
   std::optional<std::string> offload_optimizer_device = std::nullopt;
   /// Where parameters are kept, in the same terms.
   std::optional<std::string> offload_param_device = std::nullopt;

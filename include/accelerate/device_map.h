@@ -186,10 +186,10 @@ struct InferAutoDeviceMapOptions {
   /// Merges the entries of a module into one if they have the same place.
   bool clean_result = true;
   /// Offloads buffers along with the weights of their modules, instead of
-  /// keeping them on the device.
+  /// keeping them on the device. A warning says when they do not fit there.
   bool offload_buffers = false;
   /// If not even the next module fits on an unused device, looks for a later
-  /// or smaller one that does.
+  /// or smaller one that does. If false, such a device stays empty.
   bool fallback_allocation = false;
 };
 

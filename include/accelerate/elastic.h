@@ -40,13 +40,14 @@ enum class ElasticBatch {
 };
 
 struct ElasticOptions {
-  /// Unset: as the launcher says (`--redundancy`), else none.
+  /// Where states are kept besides checkpoints. Unset: as the launcher says
+  /// (`--redundancy`), else none.
   std::optional<Redundancy> redundancy = std::nullopt;
   /// Number of steps between two such states; one is skipped while the previous
   /// one is still being saved. Each costs a copy of the state to host memory
   /// while training waits, and up to three times its size in the machine's
-  /// memory while it is saved. Unset: as the launcher says
-  /// (`--redundancy_steps`), else 10.
+  /// memory while it is saved; fewer steps lose less work. Unset: as the
+  /// launcher says (`--redundancy_steps`), else 10.
   std::optional<int> redundancy_steps = std::nullopt;
   /// The in-memory directory for these states, shared by the ranks of one
   /// machine. Empty: the launcher's own below /dev/shm, which it removes when

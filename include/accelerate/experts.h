@@ -69,7 +69,8 @@ enum class BalanceScope {
 struct RouterOptions {
   // Which experts, and with what weights.
 
-  /// Number of experts per token.
+  /// Number of experts per token. Computation, and traffic between ranks, are
+  /// proportional to it.
   std::int64_t top_k = 2;
   /// How logits become scores.
   RouterScore score = RouterScore::softmax;
@@ -84,11 +85,14 @@ struct RouterOptions {
 
   /// An expert takes at most capacity_factor x tokens x top_k / num_experts
   /// assignments of a rank's micro-batch, rounded up, and drops the others, for
-  /// which the layer returns 0. Unset: none are dropped.
+  /// which the layer returns 0. Bounds the memory and time of busy experts; on
+  /// an accelerator, the host then need not wait for the router's choice.
+  /// Unset: none are dropped.
   std::optional<double> capacity_factor = std::nullopt;
   /// The capacity factor in evaluation mode. Unset: as in training.
   std::optional<double> eval_capacity_factor = std::nullopt;
-  /// The minimum capacity.
+  /// The minimum capacity, in assignments, for micro-batches of few tokens.
+  /// Without effect unless there is a capacity factor.
   std::int64_t min_capacity = 0;
   /// Which assignments are dropped beyond the capacity.
   TokenDrop drop = TokenDrop::lowest_weight;
@@ -97,12 +101,13 @@ struct RouterOptions {
 
   /// Coefficient of the balance loss: num_experts times the sum over experts of
   /// the share of assignments times the mean score (Fedus et al., 2022, with
-  /// the shares of all top_k choices). It is 1 for a perfect balance.
+  /// the shares of all top_k choices). It is 1 for a perfect balance. 0: none;
+  /// Fedus et al. take 1e-2.
   double balance_loss_coefficient = 0;
   /// Over which tokens the balance loss is taken.
   BalanceScope balance_scope = BalanceScope::all_ranks;
   /// Coefficient of the z-loss, the mean of log(sum(exp(logits)))^2, which
-  /// keeps logits small (Zoph et al., "ST-MoE", 2022).
+  /// keeps logits small (Zoph et al., "ST-MoE", 2022, who take 1e-3). 0: none.
   double z_loss_coefficient = 0;
 
   // Noise.

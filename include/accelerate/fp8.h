@@ -44,13 +44,15 @@ struct ACCELERATE_API Float8LinearConfig {
   /// The recipe by which scales are chosen: one per tensor, or one per row.
   Float8LinearRecipeName recipe = Float8LinearRecipeName::tensorwise;
   /// The format of inputs in the forward product, and in the product that gives
-  /// the gradient of the weight.
+  /// the gradient of the weight. e5m2 is for inputs of a wide range of values,
+  /// and rounds to half the precision.
   Float8Type input_dtype = Float8Type::e4m3;
   /// Round scales down to powers of two, so that scaling changes only the
   /// exponent. Unset: true in the row-wise recipes.
   std::optional<bool> round_scales_to_power_of_2 = std::nullopt;
   /// Pad the dimension that a product sums over with zeros to a multiple of 16,
-  /// as hardware requires. Results stay the same.
+  /// as hardware requires. Results stay the same. If false, products of other
+  /// sizes (batches of other numbers of rows) are emulated.
   bool pad_inner_dim = false;
   /// For tensorwise with sharded parameters: gather weights of float8 layers as
   /// float8, in half the bytes of bf16. The layers' results stay the same.
@@ -59,7 +61,8 @@ struct ACCELERATE_API Float8LinearConfig {
   /// their own values. Throws ConfigError with another recipe.
   bool enable_fsdp_float8_all_gather = false;
   /// Emulate products even if the device multiplies float8: operands are cast
-  /// in the same way, and then multiplied in fp32.
+  /// in the same way, and then multiplied in fp32. Slow; to find out whether
+  /// the device's products are at fault.
   bool emulate = false;
   /// Not in torchao: gradients of outputs are rounded up or down at random,
   /// with the value itself as the expectation, so that small ones do not
@@ -77,10 +80,11 @@ struct AORecipeKwargs {
   /// its name, and returns whether it becomes float8.
   std::function<bool(const std::string& name, const torch::nn::Module& layer)>
       module_filter_func = nullptr;
-  /// Unset: the launcher's (`fp8_pad_inner_dim`), else true. Not together with
-  /// `config`, which has its own.
+  /// As in Float8LinearConfig. Unset: the launcher's (`fp8_pad_inner_dim`),
+  /// else true. Not together with `config`, which has its own.
   std::optional<bool> pad_inner_dim = std::nullopt;
-  /// Unset: the launcher's, else true. Not together with `config`.
+  /// As in Float8LinearConfig. Unset: the launcher's, else true. Not together
+  /// with `config`.
   std::optional<bool> enable_fsdp_float8_all_gather = std::nullopt;
 };
 
@@ -104,22 +108,26 @@ struct OverrideLinearPrecision {
 struct TERecipeKwargs {
   /// Use float8 in evaluation mode as well. Unset: false.
   std::optional<bool> use_autocast_during_eval = std::nullopt;
-  /// Scales are divided by 2^margin. Unset: 0.
+  /// Scales are divided by 2^margin. Raise it if values overflow. Unset: 0.
   std::optional<std::int64_t> margin = std::nullopt;
-  /// Number of steps between new scales. Unset: 1.
+  /// Number of steps between new scales. With more, scales follow changes
+  /// later; the largest values are still searched in every step. Unset: 1.
   std::optional<std::int64_t> interval = std::nullopt;
   /// "E4M3", "E5M2", or "HYBRID": E4M3, but E5M2 for gradients of outputs.
-  /// Unset: "HYBRID"; with MXFP8 "E4M3".
+  /// Unset: "HYBRID"; with MXFP8 "E4M3". MXFP8 does not allow "E5M2".
   std::optional<std::string> fp8_format = std::nullopt;
-  /// Number of steps whose largest values are remembered. Unset: 1024.
+  /// Number of steps whose largest values are remembered, for "max" below:
+  /// after an outlier, scales stay small for that long. Unset: 1024.
   std::optional<std::int64_t> amax_history_len = std::nullopt;
-  /// "max" of the history, or "most_recent". Unset: "most_recent".
+  /// Which values set scales: "max" of the history, if values overflow, or
+  /// "most_recent". Unset: "most_recent".
   std::optional<std::string> amax_compute_algo = std::nullopt;
-  /// Unset: none.
+  /// Products that stay in high precision. Unset: none.
   std::optional<OverrideLinearPrecision> override_linear_precision =
       std::nullopt;
-  /// Unset: false. Not with amax_history_len or amax_compute_algo, which MXFP8
-  /// does not have.
+  /// MXFP8 instead of delayed scaling, for tensors in which a few large values
+  /// would push the rest towards 0. Not with amax_history_len or
+  /// amax_compute_algo, which MXFP8 does not have. Unset: false.
   std::optional<bool> use_mxfp8_block_scaling = std::nullopt;
   /// Not in TransformerEngine's recipes of these names: see
   /// Float8LinearConfig::stochastic_rounding.

@@ -132,13 +132,16 @@ struct FullyShardedDataParallelOptions {
   /// Class names, for transformer_based_wrap.
   std::optional<std::vector<std::string>> transformer_cls_names_to_wrap =
       std::nullopt;
-  /// Minimum number of parameters, for size_based_wrap. Unset: 0, which makes
-  /// no units.
+  /// Minimum number of parameters, for size_based_wrap. Larger units need fewer
+  /// messages and more memory. Unset: 0, which makes no units in version 1, and
+  /// one of each module with parameters in version 2.
   std::optional<std::int64_t> min_num_params = std::nullopt;
 
   // Memory, and modules that are left alone.
 
-  /// Keep shards in host memory between uses, and step there. Unset: false.
+  /// Keep shards in host memory between uses, and step there: for models whose
+  /// shards do not fit on the device. Each gather then copies from the host,
+  /// and the CPU steps. Unset: false.
   std::optional<bool> cpu_offload = std::nullopt;
   /// With cpu_offload: a directory on a disk, such as an NVMe, where shards,
   /// their gradients and optimizer state are kept instead; each rank has files
@@ -168,9 +171,11 @@ struct FullyShardedDataParallelOptions {
 
   // Activations.
 
-  /// Recompute a unit's activations in the backward pass. Unset: false.
+  /// Recompute a unit's activations in the backward pass, if they do not fit
+  /// into memory. Costs about one more forward per step. Unset: false.
   std::optional<bool> activation_checkpointing = std::nullopt;
-  /// Keep the inputs of such units in host memory. Unset: false.
+  /// Keep the inputs of such units in host memory. Needs version 2 and
+  /// activation_checkpointing. Unset: false.
   std::optional<bool> activation_checkpointing_offload = std::nullopt;
 
   // Initial weights.

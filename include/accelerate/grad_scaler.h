@@ -20,16 +20,19 @@ class Optimizer;
 namespace accelerate {
 
 struct GradScalerOptions {
-  /// The initial factor by which losses are multiplied.
+  /// The initial factor by which losses are multiplied. If it is too large, the
+  /// first steps are skipped until it fits: lower it if that is too many.
   double init_scale = 65536.0;
   /// Factors by which the scale grows after `growth_interval` steps without an
   /// infinity, and shrinks at each step with one.
   double growth_factor = 2.0;
   /// The second of these factors, below 1.
   double backoff_factor = 0.5;
-  /// Number of steps without an infinity before the scale grows.
+  /// Number of steps without an infinity before the scale grows. When it has
+  /// grown too large, a step is skipped: raise it if steps are skipped often.
   std::int64_t growth_interval = 2000;
-  /// If false, every function passes its argument through.
+  /// If false, every function passes its argument through, so that one loop
+  /// serves with and without fp16.
   bool enabled = true;
 };
 

@@ -21,7 +21,8 @@ struct LayerwiseCastingOptions {
   /// Modules of these classes are left alone likewise: "LayerNorm", "BlockImpl"
   /// or "models::BlockImpl".
   std::vector<std::string> skip_modules_classes = {};
-  /// Casts may still be in progress when the host continues.
+  /// Casts may still be in progress when the host continues, as they always may
+  /// on CUDA devices.
   bool non_blocking = false;
 };
 

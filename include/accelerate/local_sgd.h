@@ -8,7 +8,8 @@
 namespace accelerate {
 
 struct LocalSGDOptions {
-  /// Number of optimizer steps between two averages.
+  /// Number of optimizer steps between two averages, at least 1. More steps
+  /// communicate less, but ranks' weights drift further apart.
   int local_sgd_steps = 1;
   /// If false, gradients are averaged in every step, as without LocalSGD.
   bool enabled = true;

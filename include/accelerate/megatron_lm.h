@@ -48,7 +48,8 @@ struct MegatronLMOptions {
 
   // Activations.
 
-  /// Recompute activations in the backward pass. Unset: false.
+  /// Recompute activations in the backward pass, if they do not fit into
+  /// memory. Unset: false.
   std::optional<bool> recompute_activations = std::nullopt;
   /// "full": the layers of the outermost Sequentials and ModuleLists are
   /// recomputed; "selective": only attention modules, those with "Attention" or
@@ -60,16 +61,19 @@ struct MegatronLMOptions {
   /// kept. "block": only the first recompute_num_layers of each rank are
   /// recomputed. Unset: "uniform".
   std::optional<std::string> recompute_method = std::nullopt;
-  /// See recompute_method. Unset: 1.
+  /// See recompute_method; 0 with "block" recomputes nothing. Larger groups of
+  /// "uniform" keep fewer inputs, but recompute more at a time. Unset: 1.
   std::optional<int> recompute_num_layers = std::nullopt;
 
   // The optimizer, and its state in memory and in checkpoints.
 
   /// Shard optimizer state over the replicas of the model. Unset: false.
   std::optional<bool> use_distributed_optimizer = std::nullopt;
-  /// Megatron's own FSDP. Unset: false.
+  /// Megatron's own FSDP: shard parameters and gradients as well, and gather
+  /// parameters for each use. Unset: false.
   std::optional<bool> use_custom_fsdp = std::nullopt;
-  /// Optimizer state in host memory, copied while computing. Unset: false.
+  /// Keep shards and optimizer state in host memory, and step there. Needs
+  /// use_distributed_optimizer or use_custom_fsdp. Unset: false.
   std::optional<bool> optimizer_cpu_offload = std::nullopt;
   /// The optimizer steps on fp32 copies of parameters in bf16 and fp16, with
   /// its state in fp32, as Megatron-LM's default dtypes say: see
@@ -107,23 +111,26 @@ struct MegatronLMOptions {
 
   // The schedule of scheduler_from_megatron_lm().
 
-  /// Length of the training, in steps or in samples.
+  /// Length of the training in optimizer steps. Unset: that of
+  /// MegatronLMDummyScheduler.
   std::optional<std::int64_t> train_iters = std::nullopt;
-  /// The length in samples; only one of the two.
+  /// The length in samples; only one of the two. The schedule then counts
+  /// samples, and needs MegatronLMDummyScheduler::global_batch_size.
   std::optional<std::int64_t> train_samples = std::nullopt;
-  /// "constant", "linear" or "cosine". Unset: "constant".
+  /// How weight decay grows over the training: "constant" (it stays the
+  /// optimizer's), "linear" or "cosine". Unset: "constant".
   std::optional<std::string> weight_decay_incr_style = std::nullopt;
-  /// Where the decay of weights begins.
+  /// Weight decay at the beginning; given if, and only if, it grows.
   std::optional<double> start_weight_decay = std::nullopt;
-  /// Where it ends, after the training.
+  /// Weight decay at the end of the training, not below the start.
   std::optional<double> end_weight_decay = std::nullopt;
-  /// "constant", "linear", "cosine", "inverse-square-root" or "WSD". Unset:
-  /// "linear".
+  /// How the learning rate falls after its warm-up: "constant" (not at all),
+  /// "linear", "cosine", "inverse-square-root" or "WSD". Unset: "linear".
   std::optional<std::string> lr_decay_style = std::nullopt;
-  /// Steps, or samples, over which the learning rate decays and warms up, and
-  /// the warm-up as a fraction of the decay.
+  /// Steps in which the learning rate falls to min_lr, with the warm-up. Unset:
+  /// the length of the training.
   std::optional<std::int64_t> lr_decay_iters = std::nullopt;
-  /// The decay in samples.
+  /// The same in samples, for schedules that count these.
   std::optional<std::int64_t> lr_decay_samples = std::nullopt;
   /// The warm-up in steps.
   std::optional<std::int64_t> lr_warmup_iters = std::nullopt;
@@ -131,7 +138,7 @@ struct MegatronLMOptions {
   std::optional<std::int64_t> lr_warmup_samples = std::nullopt;
   /// The warm-up as a fraction of the decay; instead of its length.
   std::optional<double> lr_warmup_fraction = std::nullopt;
-  /// Unset: 0.
+  /// The lowest learning rate after the warm-up. Unset: 0.
   std::optional<double> min_lr = std::nullopt;
 
   // Everything else.

@@ -47,6 +47,7 @@ void release_memory(Ts&... objects) {
 }
 
 struct BatchSizeSearchOptions {
+  /// The first batch size to try. Larger ones are never tried;
   /// search_from_plan() finds a good one.
   std::int64_t starting_batch_size = 128;
   /// The next batch size to try after one that was too large. Unset: nine

@@ -116,9 +116,9 @@ struct MemoryFit {
 
 /// Options of plan_memory().
 struct MemoryPlanOptions {
-  /// Unset: the ranks of the world, and the ranks of this node.
+  /// Number of ranks; set it to plan for other machines. Unset: the world's.
   std::optional<int> num_ranks = std::nullopt;
-  /// Number of ranks on one node.
+  /// Number of ranks on one node. Unset: this node's.
   std::optional<int> num_local_ranks = std::nullopt;
   /// Samples per rank and optimizer step. Unset: the batch size of the example
   /// inputs, or 1 with a step function. If it is large and kernels need much

@@ -273,7 +273,8 @@ struct AUROCOptions {
   /// macro or weighted; only used with more than two classes.
   ClassAverage average = ClassAverage::macro;
   /// 0: exact, ties count half; keeps every score, in fp64, and gathers them.
-  /// Otherwise, an approximation with that many bins of scores from 0 to 1.
+  /// Otherwise, an approximation in constant memory, with that many bins of
+  /// scores from 0 to 1 (others throw), for more samples than fit into memory.
   std::int64_t num_bins = 0;
   /// Which samples are left out.
   ClassOptions classes = {};
