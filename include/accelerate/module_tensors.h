@@ -28,7 +28,8 @@ struct NamedModuleTensorsOptions {
   bool include_buffers = true;
   /// Include tensors of modules below, by dotted names.
   bool recurse = false;
-  /// Leave out those that get_non_persistent_buffers() names.
+  /// Leave out those that get_non_persistent_buffers() names: none in C++. For
+  /// programs ported from Python.
   bool remove_non_persistent = false;
 };
 
@@ -84,11 +85,13 @@ struct SetModuleTensorOptions {
   /// Unset: the tensor keeps its dtype. Has no effect without a value.
   std::optional<c10::ScalarType> dtype = std::nullopt;
   /// Copies to use instead of new ones; new copies of tensors that it names are
-  /// added to it. It must outlive the call.
+  /// added to it. For tied weights that are moved one by one.
   TiedParamsMap* tied_params_map = nullptr;
-  /// Copies from pinned memory may still be in progress when the call returns.
+  /// Copies from pinned memory may still be in progress when the call returns:
+  /// do not change the value before the device has finished them.
   bool non_blocking = false;
-  /// Return unused memory to the system on the device that the tensor leaves.
+  /// Return unused memory to the system if the tensor leaves a device. To move
+  /// many tensors, set it to false, and call clear_device_cache() once.
   bool clear_cache = true;
 };
 

@@ -22,7 +22,8 @@ namespace accelerate {
 
 struct SendToDeviceOptions {
   /// Return before copies from pinned memory are complete; work that is queued
-  /// on the device later waits for them.
+  /// on the device later waits for them. Tensors that are sent to the CPU must
+  /// not be read before the device is synchronised.
   bool non_blocking = false;
   /// Keys of maps, at any depth, whose values stay where they are.
   std::vector<std::string> skip_keys = {};

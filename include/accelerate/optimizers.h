@@ -138,10 +138,11 @@ class ACCELERATE_API FusedBackwardOptimizer : public torch::optim::Optimizer {
 struct LomoOptions {
   /// Weights shrink by the learning rate times this in each step.
   double weight_decay = 0;
-  /// The largest norm of all gradients; needs a second backward. Unset: no
-  /// clipping.
+  /// The largest norm of all gradients, after clip_grad_value; above 0. Costs a
+  /// second backward per step. Unset: no clipping.
   std::optional<double> clip_grad_norm = std::nullopt;
-  /// The largest absolute value of a gradient. Unset: no clipping.
+  /// The largest absolute value of a gradient, above 0; costs no second
+  /// backward. Unset: no clipping.
   std::optional<double> clip_grad_value = std::nullopt;
 };
 /// Low-memory optimization (Lv et al., Full Parameter Fine-tuning for Large
@@ -168,12 +169,20 @@ class ACCELERATE_API Lomo : public FusedBackwardOptimizer {
 };
 
 struct AdaLomoOptions {
-  /// Weights shrink by the learning rate times this in each step.
+  /// Weights shrink in each step by this times the learning rate and the
+  /// parameter's root mean square (see eps_scale).
   double weight_decay = 0;
-  double decay_rate = -0.8;  ///< of the second moments, as a power of the step
-  double clip_threshold = 1.0;  ///< of the root mean square of an update
-  double eps_square = 1e-30;    ///< added to squared gradients
-  double eps_scale = 1e-3;      ///< lower bound of a parameter's size
+  /// In step t, second moments keep 1 - t ^ decay_rate of what they were; below
+  /// 0. Closer to 0: they forget sooner.
+  double decay_rate = -0.8;
+  /// An update with a larger root mean square is scaled down to this one before
+  /// the learning rate applies.
+  double clip_threshold = 1.0;
+  /// Added to squared gradients, so that none is divided by 0.
+  double eps_square = 1e-30;
+  /// Steps are relative to a parameter's root mean square, which counts as at
+  /// least this, so that parameters that start at 0 can leave it.
+  double eps_scale = 1e-3;
   /// See LomoOptions.
   std::optional<double> clip_grad_norm = std::nullopt;
   /// See LomoOptions.

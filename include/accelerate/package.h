@@ -25,7 +25,8 @@ struct PackageOptions {
   /// current device.
   std::optional<at::Device> device = std::nullopt;
   /// Number of forwards that run at once, called by as many threads; further
-  /// ones wait. Each has memory of its own, but weights are shared.
+  /// ones wait. Each has memory of its own, but weights are shared. Raise it to
+  /// the number of threads that call forward().
   std::size_t num_runners = 1;
 };
 

@@ -56,16 +56,21 @@ enum class CommWrapper { none, fp16, bf16 };
 
 /// Options of CommHook::power_sgd and CommHook::batched_power_sgd.
 struct PowerSGDOptions {
-  /// Number of columns of the factors. More: more bytes, less error.
+  /// Number of columns of the factors. More: more bytes, less error, more time
+  /// to compute them.
   int matrix_approximation_rank = 1;
   /// The step at which compression begins; early gradients compress poorly.
+  /// Before it, gradients travel as they are, so short runs gain nothing.
   std::int64_t start_power_sgd_iter = 1000;
   /// Matrices that would not shrink by more than this factor are sent
-  /// uncompressed. Not used by batched_power_sgd.
+  /// uncompressed. Higher: more bytes, less error. Not used by
+  /// batched_power_sgd.
   double min_compression_rate = 2.0;
-  /// Add to each gradient what compression lost of the previous one.
+  /// Add to each gradient what compression lost of the previous one. Costs
+  /// memory for a copy of the gradients; without it, what is lost stays lost.
   bool use_error_feedback = true;
-  /// Start from the factors of the previous step.
+  /// Start from the factors of the previous step, which fit better than random
+  /// ones. Costs the memory of one factor of each matrix.
   bool warm_start = true;
   /// Above 0: orthogonalise by Gram-Schmidt with this added to each norm,
   /// faster and less accurate; 0: by a QR decomposition.
@@ -89,34 +94,42 @@ struct ReplicateOptions {
   /// Gradients are reduced in buckets of about this size, each as soon as it is
   /// full. Larger: fewer, longer messages; smaller: more overlap with backward.
   std::int64_t bucket_bytes = 25 << 20;
-  /// Size of the first bucket; smaller, so that communication starts early.
+  /// Size of the first bucket that is sent (with find_unused_parameters, of the
+  /// last); smaller, so that communication starts early.
   std::int64_t first_bucket_bytes = 1 << 20;
 
   // Which parameters are used.
 
   /// Set this if some parameters are not used in some steps; ranks may use
   /// different ones, but each at least one. Costs a walk over the loss's graph
-  /// before every backward that averages.
+  /// before every backward that averages, and an all-reduce of one number per
+  /// parameter after it.
   bool find_unused_parameters = false;
   /// The set of used parameters never changes, so it is found once, in the
-  /// first step.
+  /// first step, which does not overlap communication. Cheaper than
+  /// find_unused_parameters, but what a rank first uses later is not averaged.
   bool static_graph = false;
 
   // Memory, and buffers.
 
-  /// Gradients are views of the buckets, which saves a second set of them; then
-  /// do not detach_() them.
+  /// Gradients are views of the buckets, which saves a second set of them, and
+  /// copies. Then do not detach_() them, nor keep them for later: the next step
+  /// overwrites them.
   bool gradient_as_bucket_view = false;
-  /// Broadcast rank 0's buffers (running statistics) after each step.
+  /// Broadcast rank 0's buffers (running statistics) after each step. Set it to
+  /// false if all are constants, to save the messages; otherwise ranks keep
+  /// different statistics.
   bool broadcast_buffers = true;
 
   // How gradients are communicated.
 
-  /// Compression of gradients between ranks.
+  /// Compression of gradients between ranks, for steps that wait for the
+  /// network. Costs accuracy, and time to compress.
   CommHook comm_hook = CommHook::none;
-  /// Runs the hook in a narrower dtype; needs a `comm_hook` or `bucket_hook`.
+  /// Runs the hook in a narrower dtype, which halves what PowerSGD or your own
+  /// hook sends of fp32 gradients; needs a `comm_hook` or `bucket_hook`.
   CommWrapper comm_wrapper = CommWrapper::none;
-  /// Called `comm_state_option` in Accelerate.
+  /// Options of the PowerSGD hooks; `comm_state_option` in Accelerate.
   PowerSGDOptions power_sgd = {};
   /// Your own reduction of each bucket, instead of a `comm_hook`
   /// (bucket_hook.h). Shared by the models that are prepared with these
@@ -125,7 +138,8 @@ struct ReplicateOptions {
 };
 
 /// Degrees of parallelism; their product, without `expert`, is the number of
-/// ranks.
+/// ranks. Unless its field says otherwise, an unset degree is the launcher's or
+/// the engine's, else 1.
 struct ParallelOptions {
   // Degrees.
 
@@ -136,11 +150,11 @@ struct ParallelOptions {
   /// sharded.
   std::optional<int> shard = std::nullopt;
   /// Number of ranks over which each layer is split, as `parallelize_plan`
-  /// says.
+  /// says. They communicate in every such layer: best within a machine.
   std::optional<int> tensor = std::nullopt;
   /// Number of ranks over which the sequence is sharded.
   std::optional<int> context = std::nullopt;
-  /// Number of pipeline stages.
+  /// Number of ranks of a pipeline, which divide the layers (pipeline.h).
   std::optional<int> pipeline = std::nullopt;
   /// Number of ranks over which the experts of each ExpertLayer are divided
   /// (experts.h). It takes no ranks of its own: it divides `replicate` x

@@ -25,18 +25,21 @@ struct ParallelismConfig {
   /// Number of ranks over which the sequence is sharded, each attending to the
   /// shards of the others.
   std::optional<int> cp_size = std::nullopt;
-  /// Must be "torch".
+  /// Must be "torch"; here for programs ported from Python.
   std::optional<std::string> cp_backend = std::nullopt;
-  /// "allgather" or "alltoall". Unset: "allgather".
+  /// "allgather": all keys and values at once, with memory for those of the
+  /// whole sequence. "alltoall": one block at a time, if that takes too much.
+  /// Unset: "allgather".
   std::optional<std::string> cp_comm_strategy = std::nullopt;
   /// Number of ranks over which the sequence is sharded, exchanging attention
   /// heads (Ulysses); not together with cp_size.
   std::optional<int> sp_size = std::nullopt;
-  /// Must be "deepspeed".
+  /// Must be "deepspeed"; here for programs ported from Python.
   std::optional<std::string> sp_backend = std::nullopt;
   /// Length of all sequences, if sp_seq_length_is_variable is false.
   std::optional<int> sp_seq_length = std::nullopt;
-  /// Unset: true.
+  /// Sequences may have different lengths. False: all have sp_seq_length, which
+  /// must be set. Unset: true.
   std::optional<bool> sp_seq_length_is_variable = std::nullopt;
 };
 

@@ -31,7 +31,9 @@ enum class MicroBatchLoss {
 };
 
 /// How a model is divided into stages, and how they are scheduled. All ranks
-/// must pass the same options.
+/// must pass the same options. Unset and empty fields follow MegatronLMOptions
+/// where that has settings for them, which can also turn one_f_one_b into
+/// interleaved_1f1b.
 struct PipelineOptions {
   /// The names of the first layer of each stage except the first. Empty: stages
   /// are as equal as possible in `costs`.
@@ -41,8 +43,10 @@ struct PipelineOptions {
   std::vector<double> costs = {};
   /// The order in which ranks compute.
   PipelineScheduleKind schedule = PipelineScheduleKind::one_f_one_b;
-  /// Stages per rank; above 1 with the schedules that say so. Stage c * ranks +
-  /// r is on rank r. Unset: 2 if the schedule has exactly two, else 1.
+  /// Stages per rank; above 1 with the schedules that say so. More: less idle
+  /// time, more messages. Stage c * ranks + r is on rank r; with zero_bubble_v
+  /// and dual_pipe_v, a rank's second stage is 2 * ranks - 1 - r. Unset: 2 if
+  /// the schedule has exactly two, else 1.
   std::optional<int> num_chunks = std::nullopt;
   /// Number of micro-batches that a batch is divided into: the first ones have
   /// one sample more if it does not divide evenly, and a batch with fewer
@@ -53,19 +57,22 @@ struct PipelineOptions {
   /// How the losses of micro-batches become that of the batch.
   MicroBatchLoss micro_batch_loss = MicroBatchLoss::mean;
   /// A stage's outputs may have different shapes or dtypes in each micro-batch,
-  /// as with sequences of different lengths. Costs a small message each. False:
-  /// that is an error; only the number of samples may differ.
+  /// as with sequences of different lengths. Costs a small message each, before
+  /// which a rank cannot begin to receive the outputs. False: that is an error;
+  /// only the number of samples may differ.
   bool shapes_may_change = false;
-  /// Give all ranks of the pipeline the losses. Costs a small message per step,
-  /// and waiting for the last stage.
+  /// Give all ranks of the pipeline the losses. Costs two small messages per
+  /// step, and waiting for the last stage. Not needed if only that reads them.
   bool losses_on_all_ranks = true;
 };
 
 /// Options of one step or forward.
 struct PipelineStepOptions {
-  /// Keep the model's outputs, on the last stage.
+  /// Keep the model's outputs, on the last stage. Costs memory for those of all
+  /// micro-batches.
   bool return_outputs = false;
-  /// Give the outputs to all ranks of the pipeline.
+  /// Keep the outputs, and give them to all ranks of the pipeline. Costs a
+  /// broadcast.
   bool gather_outputs = false;
   /// Overrides PipelineOptions::shapes_may_change in this step, for an
   /// evaluation with sequences of different lengths.

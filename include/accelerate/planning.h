@@ -246,7 +246,8 @@ struct LayoutPlanOptions {
   /// Unset: planner.h's plan_layout() measures it, and other callers use
   /// ClusterSpeeds().
   std::optional<ClusterSpeeds> cluster = std::nullopt;
-  /// Approximate time spent measuring if `cluster` is unset; at least 0. See
+  /// Approximate time spent measuring if `cluster` is unset; at least 0. Less:
+  /// fewer calls are timed, and large micro-batches may be left out. See
   /// measure_cluster().
   double measuring_seconds = 15;
 
@@ -254,20 +255,25 @@ struct LayoutPlanOptions {
 
   /// Tokens per sample.
   std::int64_t sequence_length = 2048;
-  /// Tokens per step over all ranks.
+  /// Tokens per step over all ranks; rounded down to whole samples, to at least
+  /// one.
   std::int64_t batch_tokens = 1 << 20;
   /// The dtype of the model's products.
   FloatType precision = FloatType::bf16;
-  /// adamw, adam, momentum, adagrad, sgd or lomo.
+  /// The optimizer, for the size of its state and the time of its step: adamw,
+  /// adam, momentum, adagrad, sgd or lomo.
   std::string optimizer = "adamw";
 
   // Assumptions.
 
   /// Uses at most this fraction of the memory: allocators need some of it.
+  /// Lower it if a planned layout runs out of memory.
   double usable_memory = 0.92;
-  /// Load of the busiest experts over the mean load.
+  /// Load of the busiest experts over the mean load; 1: perfect balance. Raise
+  /// it to what a run shows if its router is less even.
   double expert_imbalance = 1.1;
-  /// Directory on the disk of each node, for config_text().
+  /// Directory on the disk of each node, for config_text() of a layout that is
+  /// on disk.
   std::string offload_directory = "/nvme";
 
   // Fixed parts of the layout.
@@ -295,7 +301,8 @@ struct LayoutPlanOptions {
 
   // The search.
 
-  /// Number of layouts to simulate: the best ones by estimate.
+  /// Number of layouts to simulate: the best ones by estimate. Raise it to find
+  /// layouts that the estimate underrates; planning takes longer.
   std::size_t num_simulated = 48;
 };
 

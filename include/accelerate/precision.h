@@ -25,7 +25,8 @@ struct AutocastOptions {
   /// scope.
   bool enabled = true;
   /// Keep low-precision copies of weights until the outermost scope ends, so
-  /// that a weight used twice is converted once. Costs their memory. Unset:
+  /// that a weight used twice is converted once. Costs their memory. Set it to
+  /// false if weights change inside the scope: the copies would not. Unset:
   /// this thread's setting, which is on by default.
   std::optional<bool> cache_enabled = std::nullopt;
 };

@@ -26,9 +26,10 @@ struct PreparePippyOptions {
   /// stay together.
   std::vector<std::string> no_split_module_classes = {};
   /// Number of micro-batches that a batch is divided into; a batch with fewer
-  /// samples has one per sample. Unset: the number of ranks.
+  /// samples has one per sample. More: less idle time, smaller products. Unset:
+  /// the number of ranks.
   std::optional<int> num_chunks = std::nullopt;
-  /// Give all ranks the output, instead of only the last one.
+  /// Give all ranks the output, not only the last one. Costs a broadcast.
   bool gather_output = false;
 };
 

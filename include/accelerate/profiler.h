@@ -68,23 +68,26 @@ enum class ProfilerActivity { cpu, cuda };
 ACCELERATE_API ProfilerActivity parse_profiler_activity(std::string_view name);
 
 /// What Accelerator::profile() records, as Accelerate's ProfileKwargs spells
-/// it. Everything except `activities` and `schedule_option` makes recorded
-/// steps slower.
+/// it. The five fields from `record_shapes` to `with_modules` make recorded
+/// steps slower, so set them only for a question that needs them.
 struct ProfileOptions {
   /// Unset: operators, and if the process has a CUDA device, also kernels and
   /// copies on it. Empty: only where the time of steps goes, which costs next
   /// to nothing. ConfigError for `cuda` without a CUDA device.
   std::optional<std::vector<ProfilerActivity>> activities = std::nullopt;
-  /// Unset: everything from beginning to end is recorded.
+  /// Which steps are recorded. Unset: everything from beginning to end, whose
+  /// records stay in memory; set it for long runs.
   std::optional<ProfileSchedule> schedule_option = std::nullopt;
   /// Called at the end of each cycle, on the thread that profiles.
   std::function<void(const ProfileResults&)> on_trace_ready = nullptr;
-  /// Shapes of the operators' inputs.
+  /// Shapes of the operators' inputs, for
+  /// KeyAveragesOptions::group_by_input_shape.
   bool record_shapes = false;
   /// Allocations and frees of tensors' memory.
   bool profile_memory = false;
   /// The program's functions that led to each operator: with file and line
-  /// where the program has debug information (-g), else their names.
+  /// where the program has debug information (-g), else their names. For
+  /// KeyAveragesOptions::group_by_stack_n.
   bool with_stack = false;
   /// Estimates of floating-point operations, by torch.profiler's formulas: of
   /// matrix products, 2-D convolutions, additions and multiplications.
@@ -93,8 +96,8 @@ struct ProfileOptions {
   /// or the operator it is part of, reads; else the prepared model in whose
   /// forward it runs.
   bool with_modules = false;
-  /// Directory of the traces, `profile_<rank>.json`; empty: no traces are
-  /// written.
+  /// Directory of the traces, `profile_<rank>.json`. With it, all ranks must
+  /// begin and stop() the profile. Empty: no traces are written.
   std::string output_trace_dir = {};
 };
 
@@ -134,11 +137,12 @@ struct OperatorAverage {
 
 /// What calls, besides their name, must have in common to be taken together.
 struct KeyAveragesOptions {
-  /// Calls with inputs of other shapes are counted apart.
+  /// Calls with inputs of other shapes are counted apart; needs record_shapes.
   bool group_by_input_shape = false;
-  /// Calls of other modules are counted apart.
+  /// Calls of other modules are counted apart; needs with_modules.
   bool group_by_module = false;
-  /// Number of the innermost functions that are compared.
+  /// Number of the innermost functions that are compared; 0: none. Needs
+  /// with_stack.
   std::int64_t group_by_stack_n = 0;
 };
 

@@ -23,11 +23,12 @@ struct ProgressOptions {
 
   /// Text before the bar.
   std::string description = {};
-  /// Number of items; unset: the size of the range, if known.
+  /// Number of items; unset: the size of the range, if known. If it is not,
+  /// there is a count and a rate, but no bar.
   std::optional<std::int64_t> total = std::nullopt;
   /// Items already done before, as in a resumed run; not part of the rate.
   std::int64_t initial = 0;
-  /// What is counted.
+  /// Name of an item, as in rates ("it/s").
   std::string unit = "it";
   /// Write counts and rates as 1.23k, 4.56M.
   bool unit_scale = false;
@@ -38,18 +39,21 @@ struct ProgressOptions {
 
   /// Keep the line when the bar ends. False: remove it.
   bool leave = true;
-  /// Nothing is shown before this time has passed, or if the bar ends sooner.
+  /// Nothing is shown before this time has passed, or if the bar ends sooner:
+  /// for loops that are usually short.
   double delay_seconds = 0;
   /// Minimum time between two redraws on a terminal.
   double min_interval_seconds = 0.1;
-  /// Minimum time between two lines if standard error is not a terminal.
+  /// Minimum time between two lines if standard error is not a terminal. Raise
+  /// it to keep log files of long runs short.
   double line_interval_seconds = 10;
 
   // What it looks like, and where it is shown.
 
   /// Columns of the line; unset: the terminal's.
   std::optional<int> columns = std::nullopt;
-  /// Draw with # and digits. Unset: unless the locale is UTF-8.
+  /// Draw with # and digits. Unset: bars of an Accelerator do so unless the
+  /// locale is UTF-8; others do not.
   std::optional<bool> ascii = std::nullopt;
   /// Show nothing at all.
   bool disable = false;

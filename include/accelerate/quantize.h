@@ -31,13 +31,15 @@ enum class QuantizationType {
 };
 
 struct QuantizeWeightOptions {
-  /// The codes.
+  /// The codes. int8 takes about one byte per parameter, and is the most
+  /// accurate; of the others, nf4 suits normally distributed weights.
   QuantizationType type = QuantizationType::nf4;
-  /// Elements that share a scale, in 4 bits; any number. Powers of two from 32
-  /// on that divide the rows are fastest. bitsandbytes reads 32, 64, ..., 4096.
+  /// Elements that share a scale of 4 bytes, in 4 bits; any number. Smaller:
+  /// more accurate, more memory. Powers of two from 32 on that divide the rows
+  /// are fastest. bitsandbytes reads 32, 64, ..., 4096.
   std::int64_t block_size = 64;
-  /// Stores scales in 8 bits as well: 0.516 bytes per parameter instead of
-  /// 0.5625.
+  /// Stores the scales of 4-bit blocks in 8 bits as well, which rounds them:
+  /// with blocks of 64, 0.516 bytes per parameter instead of 0.5625.
   bool double_quant = false;
 };
 

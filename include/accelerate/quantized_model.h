@@ -32,21 +32,22 @@ struct QuantizationOptions {
 
   /// Weights in int8.
   bool load_in_8bit = false;
-  /// Columns of inputs that reach this value are multiplied in full precision.
-  /// Only with `llm_int8_quantize_inputs`; otherwise, all columns are
-  /// multiplied so.
+  /// Columns of inputs that reach this value are multiplied in full precision;
+  /// 0: none. Lower: more accurate, slower. Only with
+  /// `llm_int8_quantize_inputs`; otherwise, all columns are multiplied so.
   double llm_int8_threshold = 6.0;
 
   // 4 bits.
 
   /// Weights in 4 bits.
   bool load_in_4bit = false;
-  /// "fp4" or "nf4".
+  /// "fp4", Accelerate's default, or "nf4", which suits normally distributed
+  /// weights.
   std::string bnb_4bit_quant_type = "fp4";
   /// See QuantizeWeightOptions::double_quant.
   bool bnb_4bit_use_double_quant = false;
-  /// "fp32", "fp16" or "bf16". Products on the CPU are computed in fp32 and
-  /// have their input's dtype regardless; it is the default of `torch_dtype`.
+  /// "fp32", "fp16" or "bf16". Only the default of `torch_dtype`: products are
+  /// computed in fp32 on the CPU, in their input's dtype on other devices.
   std::string bnb_4bit_compute_dtype = "fp16";
 
   // Dtypes, and modules that are left alone.
@@ -68,7 +69,8 @@ struct QuantizationOptions {
   /// See QuantizeWeightOptions::block_size.
   std::int64_t bnb_4bit_blocksize = 64;
   /// Compute products with llm_int8_linear() instead of with inputs in full
-  /// precision. For comparison; slower on CPUs.
+  /// precision. For comparison; slower on CPUs, and without effect on other
+  /// devices.
   bool llm_int8_quantize_inputs = false;
 
   /// Throws ConfigError for invalid settings; returns warnings.
@@ -155,7 +157,8 @@ struct LoadAndQuantizeOptions {
 
   // Reading; see LoadCheckpointOptions.
 
-  /// Tensors on the CPU take the checkpoint's dtype.
+  /// Tensors on the CPU take the checkpoint's dtype, but floating-point ones
+  /// get `torch_dtype` regardless. For programs ported from Python.
   bool offload_state_dict = false;
   /// Maps a name in the files to one in the module; see LoadModelOptions.
   std::function<std::string(const std::string& name)> rename = nullptr;

@@ -15,7 +15,8 @@ struct SeedOptions {
   /// ranks.
   bool device_specific = false;
   /// Use only algorithms that give the same result every time; an operation
-  /// that has none throws. Slower.
+  /// that has none throws. Slower. Applies to the whole process; a later
+  /// set_seed() does not turn it off.
   bool deterministic = false;
 };
 

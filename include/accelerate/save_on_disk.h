@@ -17,10 +17,12 @@ class DiskKeeper;
 struct SavedTensorFileOptions {
   /// A directory on a disk, where a file without a name is made.
   std::filesystem::path directory = {};
-  /// Memory through which tensors are written and read, at least; a larger
-  /// tensor needs its own size.
+  /// Memory through which tensors are written and read; a larger tensor needs
+  /// its own size. With room for several, they are read before backward needs
+  /// them.
   std::uint64_t buffer_bytes = std::uint64_t{256} << 20U;
-  /// Smaller tensors stay in memory.
+  /// Smaller tensors stay in memory. Lower: less memory, more small reads and
+  /// writes.
   std::int64_t min_bytes = 1 << 20;
   /// Allow a directory in memory (tmpfs, ramfs), which saves none.
   bool directory_in_memory = false;

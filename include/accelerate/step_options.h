@@ -60,7 +60,8 @@ struct JoinOptions {
   /// different numbers of batches. Unset: each loader's own option.
   std::optional<bool> even_batches = std::nullopt;
   /// Divide sums of gradients by the number of all ranks, even if some have run
-  /// out of data. False: by the number of ranks that have data.
+  /// out of data. False: by the number of ranks that have data, so that
+  /// gradients do not shrink towards the end.
   bool divide_by_initial_world_size = true;
 };
 

@@ -19,9 +19,9 @@ struct PadCollateOptions {
   /// The token that fills up a row.
   std::int64_t pad_token_id = 0;
   /// Rows are as long as the longest sequence of the batch, rounded up to a
-  /// multiple of this.
+  /// multiple of this. Larger: fewer different shapes, more padding.
   std::int64_t pad_to_multiple_of = 1;
-  /// Longer sequences are truncated. Unset: no limit.
+  /// Longer sequences are truncated at their end. Unset: no limit.
   std::optional<std::int64_t> max_length = std::nullopt;
   /// Pad before the sequences instead of after them, as for generation.
   bool pad_left = false;
@@ -51,8 +51,9 @@ struct PaddedBatch {
 struct PackCollateOptions {
   /// Number of tokens in a row.
   std::int64_t row_length = 1024;
-  /// Number of rows in a batch. Unset: as many as needed. If set, sequences
-  /// that do not fit are an error, and rows without any are all padding.
+  /// Number of rows in a batch. Unset: as many as needed. If set, all batches
+  /// have one shape, sequences that do not fit are an error, and rows without
+  /// any are all padding.
   std::optional<std::int64_t> num_rows = std::nullopt;
   /// The token that fills up a row.
   std::int64_t pad_token_id = 0;
@@ -62,7 +63,7 @@ struct PackCollateOptions {
   /// How a sequence longer than a row is handled.
   LongSequences long_sequences = LongSequences::refuse;
   /// The first token of a sequence is not a label: no earlier token in the row
-  /// belongs to it.
+  /// belongs to it. Set it to false for labels that are already shifted.
   bool ignore_first_label = true;
 };
 

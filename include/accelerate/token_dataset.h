@@ -21,8 +21,8 @@ struct TokenDatasetOptions {
   at::ScalarType dtype = at::kUInt16;
   /// Number of tokens in a sample.
   std::int64_t block_size = 1024;
-  /// Distance from the first token of a sample to that of the next. Unset:
-  /// block_size, so that samples do not overlap.
+  /// Distance from the first token of a sample to that of the next. Below
+  /// block_size: more samples, which overlap. Unset: block_size.
   std::optional<std::int64_t> stride = std::nullopt;
   /// Number of bytes to skip at the start of each file.
   std::int64_t header_bytes = 0;

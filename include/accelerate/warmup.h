@@ -33,8 +33,9 @@ struct PolynomialWithWarmupOptions {
   std::int64_t num_warmup_steps = 0;
   /// All steps, with those of the warm-up.
   std::int64_t num_training_steps = 1;
-  double lr_init =
-      1e-3;  ///< the optimizer's learning rate, which is above lr_end
+  /// The optimizer's learning rate, above lr_end. Must be the real one: factors
+  /// are computed from the ratio of the two.
+  double lr_init = 1e-3;
   /// The learning rate at the end.
   double lr_end = 1e-7;
   /// 1: a line; larger: falls faster at first.
@@ -64,8 +65,10 @@ struct WarmupStableDecayOptions {
   RampShape warmup_type = RampShape::linear;
   /// The shape of the fall.
   RampShape decay_type = RampShape::cosine;
-  double min_lr_ratio = 0;  ///< where the warm-up begins and the decay ends
-  double num_cycles = 0.5;  ///< waves of a cosine decay
+  /// The factor where the warm-up begins, and from the end of the decay on.
+  double min_lr_ratio = 0;
+  /// Number of waves of a cosine decay; 0.5 falls once.
+  double num_cycles = 0.5;
 };
 /// Rises, stays at 1, and falls.
 ACCELERATE_API LRLambda

@@ -32,7 +32,8 @@ ACCELERATE_API WeightList get_state_dict(const torch::nn::Module& module);
 struct SaveModelOptions {
   /// Maximum size of each file, unless a single tensor is larger.
   ByteSize max_shard_size = "10GB";
-  /// If false, pytorch_model.bin, a torch.save file, instead of safetensors.
+  /// If false, pytorch_model.bin, a torch.save file, instead of safetensors:
+  /// for programs that cannot read those.
   bool safe_serialization = true;
 };
 
@@ -56,10 +57,11 @@ struct LoadModelOptions {
   /// tensors that are in only one of them are left unchanged; shapes, and at
   /// least one name, must still match.
   bool strict = true;
-  /// Names of tensors that are left unchanged, and of those that may be
-  /// missing; patterns with * and ?.
+  /// Names of tensors that are left unchanged, whether the files have them or
+  /// not; patterns with * and ?.
   std::vector<std::string> skip = {};
-  /// Names of tensors that the files may lack.
+  /// Names of tensors that the files may lack in spite of `strict`; patterns as
+  /// in `skip`.
   std::vector<std::string> allow_missing = {};
   /// Maps a name in the files to one in the module, if they differ, as between
   /// a Python and a C++ program; returns an empty string for a tensor to be
@@ -67,8 +69,8 @@ struct LoadModelOptions {
   std::function<std::string(const std::string& name)> rename = nullptr;
   /// Only rank 0 reads, and sends the others their tensors: for files that are
   /// only on its node, or a disk slower than the network. For
-  /// Accelerator::load_model() only. Unset: true if the model's sharding
-  /// settings have cpu_ram_efficient_loading.
+  /// Accelerator::load_model() only, and without effect on a pipeline. Unset:
+  /// true if the model's sharding settings have cpu_ram_efficient_loading.
   std::optional<bool> broadcast_from_rank0 = std::nullopt;
 };
 
@@ -77,7 +79,8 @@ struct StateDictOptions {
   /// full_state_dict: full tensors, copied to the CPU. Otherwise this rank's
   /// own shards, not copies; WeightShard says where they belong.
   StateDictType type = StateDictType::full_state_dict;
-  /// Full tensors on rank 0 only, and nothing on other ranks.
+  /// Full tensors on rank 0 only, and nothing on other ranks. False: on all,
+  /// which costs a broadcast, and memory for the full model per rank.
   bool rank0_only = true;
 };
 

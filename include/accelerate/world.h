@@ -206,11 +206,13 @@ class ACCELERATE_API Store {
 struct WorldOptions {
   // The rank's place; unset: as the launcher says.
 
-  /// This process's number in the world, from 0.
+  /// This process's number in the world, from 0. Set both this and `size`, or
+  /// neither.
   std::optional<int> rank = std::nullopt;
   /// Number of ranks of the world.
   std::optional<int> size = std::nullopt;
-  /// This process's number on its machine, from 0.
+  /// This process's number on its machine, from 0, which selects its device. If
+  /// `rank` and `size` are set, they are the defaults of this and local_size.
   std::optional<int> local_rank = std::nullopt;
   /// Number of ranks on this machine.
   std::optional<int> local_size = std::nullopt;
@@ -236,7 +238,9 @@ struct WorldOptions {
 
   // The device.
 
-  /// Unset: the accelerator of this local rank if there is one, else the CPU.
+  /// A kind of accelerator without an index is the one of this local rank.
+  /// Unset: what `cpu` or the launcher says, else the accelerator of this local
+  /// rank if there is one, else the CPU.
   std::optional<at::Device> device = std::nullopt;
   /// True: use the CPU even if there is an accelerator. False: use the
   /// accelerator even if the launcher was told to use the CPU. `device`
@@ -246,6 +250,8 @@ struct WorldOptions {
   // Waiting, and reports of ranks that hang.
 
   /// How long start-up, and every collective, waits for an unresponsive peer.
+  /// Raise it if one rank works alone for longer; lower it to fail sooner.
+  /// Unset: as the launcher says, else 10 minutes on CUDA devices, else 30.
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;
   /// Number of seconds that ranks wait for others on their machine before a
   /// report names those that hold them up, and what they are doing; 0: never.
@@ -261,8 +267,9 @@ struct WorldOptions {
 
   // Checks and messages.
 
-  /// Compare operation, dtype and shape between ranks before each collective.
-  /// Costs a second collective each time.
+  /// Compare operation, dtype and shape between ranks before each collective,
+  /// to find a rank that does something else. Costs a second collective each
+  /// time. Unset: as the launcher says.
   std::optional<bool> debug = std::nullopt;
   /// Unset: lines on standard error, from the launcher's log_level upwards.
   std::optional<Logger> logger = std::nullopt;
