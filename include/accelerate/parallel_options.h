@@ -107,7 +107,8 @@ struct ReplicateOptions {
   bool find_unused_parameters = false;
   /// The set of used parameters never changes, so it is found once, in the
   /// first step, which does not overlap communication. Cheaper than
-  /// find_unused_parameters, but what a rank first uses later is not averaged.
+  /// find_unused_parameters. If a rank then uses a parameter more often than in
+  /// the first step, its backward throws ConfigError.
   bool static_graph = false;
 
   // Memory, and buffers.

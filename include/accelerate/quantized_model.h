@@ -69,8 +69,7 @@ struct QuantizationOptions {
   /// See QuantizeWeightOptions::block_size.
   std::int64_t bnb_4bit_blocksize = 64;
   /// Compute products with llm_int8_linear() instead of with inputs in full
-  /// precision. For comparison; slower on CPUs, and without effect on other
-  /// devices.
+  /// precision. For comparison; slower.
   bool llm_int8_quantize_inputs = false;
 
   /// Throws ConfigError for invalid settings; returns warnings.

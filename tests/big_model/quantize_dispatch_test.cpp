@@ -71,6 +71,23 @@ Net empty_net() {
   return net;
 }
 
+// Inputs are quantised on devices as well, not silently left in full precision.
+TEST(Int8Inputs, GiveTheSameProductsOnADevice) {
+  torch::manual_seed(3);
+  Tensor x = torch::randn({5, 96});
+  x.select(1, 7).mul_(20);
+  const QuantizedWeight weight =
+      quantize_weight(torch::randn({16, 96}), {.type = QuantizationType::int8});
+  const c10::Device device = testing::pretend_device();
+  for (const double threshold : {0.0, 6.0}) {
+    const Tensor expected = llm_int8_linear(x, weight, threshold);
+    const Tensor found =
+        llm_int8_linear(x.to(device), weight.to(device), threshold).cpu();
+    EXPECT_TRUE(found.allclose(expected, 1e-6, 1e-5)) << threshold;
+    EXPECT_FALSE(found.allclose(weight.linear(x), 1e-6, 1e-5)) << threshold;
+  }
+}
+
 class QuantizedDispatch : public ::testing::Test {
  protected:
   QuantizedDispatch() {

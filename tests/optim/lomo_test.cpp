@@ -111,6 +111,16 @@ TEST(AdaLomo, TakesStepsOfTheSizeOfTheParameter) {
   EXPECT_NEAR(p[1].item<double>(), 4 + 0.1 * size, 1e-5);
 }
 
+TEST(AdaLomo, RefusesOptionsThatWouldMakeNoSense) {
+  const std::vector<Tensor> p{torch::ones({2}).requires_grad_()};
+  expect_error<ConfigError>(
+      [&] { optim::AdaLomo(p, {.decay_rate = 0}); },
+      "decay_rate of AdaLomo must be below 0, but is 0");
+  expect_error<ConfigError>(
+      [&] { optim::AdaLomo(p, {.clip_threshold = -1}); },
+      "clip_threshold of AdaLomo must be above 0, but is -1");
+}
+
 // Two steps on a vector by the formulas of the paper's code.
 std::vector<double> two_steps(const optim::AdaLomoOptions& o) {
   const auto rms = [](const std::vector<double>& v) {

@@ -680,5 +680,86 @@ TEST(ChangedModel, TakesModulesWithoutParameters) {
   });
 }
 
+// A graph that is not static, although the options say so: that rank says so,
+// and the others go on.
+TEST(ChangedModel, IsNamedIfItUsesMoreThanAStaticGraphDid) {
+  run_on_ranks(2, [](const WorldOptions& world) {
+    ReplicateOptions fixed;
+    fixed.static_graph = true;
+    const Accelerator accelerator(
+        {.parallel = {.replicate_options = fixed}, .world = world});
+    torch::nn::Sequential net(layer(0.5), layer(0.5));
+    torch::optim::SGD sgd(net->parameters(), 1);
+    const auto [model, optimizer] = accelerator.prepare(net, sgd);
+    const Tensor x = input_of(accelerator);
+    const auto first = net->ptr<torch::nn::LinearImpl>(0);
+    accelerator.backward(first->forward(x).sum());
+    optimizer.step();
+    optimizer.zero_grad();
+    const bool changes = accelerator.process_index() == 1;
+    const Tensor loss = (changes ? net->forward(x) : first->forward(x)).sum();
+    if (changes) {
+      expect_error<ConfigError>(
+          [&] { accelerator.backward(loss); },
+          "with static_graph, a rank must use them as often in every");
+    } else {
+      accelerator.backward(loss);
+    }
+  });
+}
+
+struct Recomputed : torch::autograd::Function<Recomputed> {
+  static Tensor forward(
+      torch::autograd::AutogradContext* context,
+      const Tensor& x,
+      torch::nn::LinearImpl* layer) {
+    context->save_for_backward({x});
+    context->saved_data["layer"] = reinterpret_cast<std::int64_t>(layer);
+    return layer->forward(x);
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context,
+      const torch::autograd::variable_list& gradients) {
+    const torch::AutoGradMode grad_mode(true);
+    auto* const layer = reinterpret_cast<torch::nn::LinearImpl*>(
+        context->saved_data["layer"].toInt());
+    const Tensor x =
+        context->get_saved_variables()[0].detach().requires_grad_();
+    layer->forward(x).backward(gradients[0]);
+    return {x.grad(), Tensor()};
+  }
+};
+
+// Each use of a shared layer adds to its gradient in a backward of its own.
+TEST(ChangedModel, IsNamedIfABackwardAddsToAGradientAgain) {
+  for (const bool is_fixed : {false, true}) {
+    run_on_ranks(2, [&](const WorldOptions& world) {
+      ReplicateOptions options;
+      options.static_graph = is_fixed;
+      const Accelerator accelerator(
+          {.parallel = {.replicate_options = options}, .world = world});
+      torch::nn::Sequential net(layer(0.5));
+      const auto model = accelerator.prepare(net);
+      const auto shared = net->ptr<torch::nn::LinearImpl>(0);
+      for (int step = 0; step < 2; ++step) {
+        const Tensor x = input_of(accelerator).requires_grad_();
+        const Tensor loss =
+            Recomputed::apply(Recomputed::apply(x, shared.get()), shared.get())
+                .sum();
+        if (!is_fixed) {
+          expect_error<ConfigError>(
+              [&] { accelerator.backward(loss); },
+              "gradients of \"0.weight\" came after");
+          return;
+        }
+        accelerator.backward(loss);
+        // Twice the mean of 1 and 2: layers of 0.5 leave equal values as they are.
+        EXPECT_EQ(first_gradient(shared->weight), 2 * 1.5F);
+        model.zero_grad();
+      }
+    });
+  }
+}
+
 }  // namespace changed_models_test
 }  // namespace accelerate

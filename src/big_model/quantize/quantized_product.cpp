@@ -47,16 +47,18 @@ at::Tensor product_of_matrices(
     const at::Tensor& input,
     const QuantizedWeight& weight,
     const ProductKind& kind) {
+  if (kind.quantizes_inputs && !kind.is_transposed && input.numel() > 0) {
+    return multiply_quantized_inputs(
+        input.to(at::kFloat).contiguous(), weight, kind.threshold);
+  }
   if (!weight.device().is_cpu()) {
     const at::Tensor values = weight.dequantize(input.scalar_type());
     return at::mm(input, kind.is_transposed ? values : values.t())
         .to(at::kFloat);
   }
   const at::Tensor floats = input.to(at::kFloat).contiguous();
-  if (kind.is_transposed) return multiply_by_columns(floats, weight);
-  if (kind.quantizes_inputs && floats.numel() > 0)
-    return multiply_quantized_inputs(floats, weight, kind.threshold);
-  return multiply_by_rows(floats, weight);
+  return kind.is_transposed ? multiply_by_columns(floats, weight)
+                            : multiply_by_rows(floats, weight);
 }
 
 // Runs below autograd and autocast, which would otherwise see the operators
@@ -183,7 +185,7 @@ constexpr std::int64_t kRowsOfThread = 16;
 
 Int8Inputs quantize_int8_inputs(const at::Tensor& input, double threshold) {
   Int8Inputs result;
-  at::Tensor values = input.to(at::kCPU, at::kFloat);
+  at::Tensor values = input.to(at::kFloat);
   if (threshold > 0) {
     const at::Tensor is_outlier = values.abs() >= threshold;
     const at::Tensor is_column = is_outlier.any(0);
@@ -203,6 +205,8 @@ Int8Inputs quantize_int8_inputs(const at::Tensor& input, double threshold) {
 }
 
 at::Tensor int8_matmul(const at::Tensor& a, const at::Tensor& b) {
+  // Floats hold the sums of up to 1,040 products exactly.
+  if (!a.is_cpu()) return at::mm(a.to(at::kFloat), b.to(at::kFloat).t());
   const at::Tensor left = a.contiguous();
   const at::Tensor right = b.contiguous();
   const std::int64_t columns = left.size(1);

@@ -58,7 +58,7 @@ struct Int8Inputs {
 /// `threshold` is above 0.
 Int8Inputs quantize_int8_inputs(const at::Tensor& input, double threshold);
 
-/// a * b^T of int8 matrices on the CPU, in int32.
+/// a * b^T of int8 matrices: in int32 on the CPU, in fp32 on other devices.
 at::Tensor int8_matmul(const at::Tensor& a, const at::Tensor& b);
 
 /// Such a product in fp32: multiplied by both scales, divided by 127 * 127.

@@ -271,7 +271,7 @@ constexpr std::array<OptionSpec, 156> kRows{{
     {"fp8_margin", "fp8_config", "--fp8_margin", "ACCELERATE_FP8_MARGIN", integer, "0", "0..", acts, "fp8",
      "margin of the scales, in powers of two; raise it if values overflow"},
     {"fp8_interval", "fp8_config", "--fp8_interval", "ACCELERATE_FP8_INTERVAL", integer, "1", "1..", acts, "fp8",
-     "steps between new scales; more take less time, and follow changes later"},
+     "steps between new scales; with more, scales follow changes later"},
     {"fp8_format", "fp8_config", "--fp8_format", "ACCELERATE_FP8_FORMAT", choice, "HYBRID", "HYBRID|E4M3|E5M2", acts, "fp8",
      "which of the two formats; HYBRID uses E5M2 for gradients, which need its range"},
     {"fp8_amax_history_len", "fp8_config", "--fp8_amax_history_len", "ACCELERATE_FP8_AMAX_HISTORY_LEN", integer, "1024", "1..", acts, "fp8",

@@ -12,6 +12,7 @@
 #include <accelerate/error.h>
 #include <accelerate/optimizers.h>
 
+#include "base/text/text.h"
 #include "optim/optimizers/rate_options.h"
 
 namespace accelerate::optim {
@@ -213,7 +214,18 @@ AdaLomo::AdaLomo(
           std::make_unique<RateOptions>(),
           options.clip_grad_norm,
           options.clip_grad_value),
-      options_(options) {}
+      options_(options) {
+  if (!(options.decay_rate < 0)) {
+    throw ConfigError(detail::format(
+        "[optim] decay_rate of AdaLomo must be below 0, but is {}",
+        options.decay_rate));
+  }
+  if (!(options.clip_threshold > 0)) {
+    throw ConfigError(detail::format(
+        "[optim] clip_threshold of AdaLomo must be above 0, but is {}",
+        options.clip_threshold));
+  }
+}
 
 void AdaLomo::begin_step() { ++step_; }
 

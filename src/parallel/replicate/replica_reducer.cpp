@@ -13,6 +13,10 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 
+#include <accelerate/error.h>
+
+#include "base/text/text.h"
+
 namespace accelerate::detail {
 
 namespace {
@@ -181,6 +185,7 @@ void ReplicaReducer::end_last() {
 void ReplicaReducer::on_gradient(std::size_t row) {
   const std::lock_guard lock(mutex_);
   Row& own = state_[row];
+  if (own.state == State::complete && !is_step_) late_.insert(row);
   if (own.state != State::computed_now) return;
   if (!std::exchange(was_reached_, true)) complete_never_used();
   own.has_gradient = true;
@@ -255,7 +260,26 @@ void ReplicaReducer::finish() {
   times_ = {
       .hidden_ns = std::max<std::int64_t>(computed_ns - first_sent_ns_, 0),
       .exposed_ns = now_ns() - computed_ns};
+  const std::set<std::size_t> late = std::exchange(late_, {});
   abandon();
+  require_none_late(late);
+}
+
+// The other ranks have what they wait for, so only this one fails.
+void ReplicaReducer::require_none_late(
+    const std::set<std::size_t>& late) const {
+  if (late.empty()) return;
+  std::vector<std::string> names;
+  for (const std::size_t row : late) names.push_back(rows_.names[row]);
+  throw ConfigError(format(
+      "[parallel] gradients of \"{}\" came after those parameters' gradients "
+      "had been averaged, so ranks would differ; {}",
+      join(names, "\", \""),
+      options_.static_graph
+          ? "with static_graph, a rank must use them as often in every "
+            "backward as in the first: leave it unset if the model changes"
+          : "set ReplicateOptions::static_graph if the backward passes through "
+            "them several times in each step"));
 }
 
 void ReplicaReducer::learn_uses() {
@@ -311,6 +335,7 @@ void ReplicaReducer::abandon() {
   const std::lock_guard lock(mutex_);
   is_step_ = false;
   was_reached_ = false;
+  late_.clear();
   for (Row& row : state_) {
     row.state = State::computed_later;
     row.has_gradient = false;

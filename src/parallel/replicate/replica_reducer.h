@@ -5,6 +5,7 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -88,7 +89,8 @@ class ReplicaReducer {
   [[nodiscard]] bool has_begun_step() const { return is_step_; }
 
   /// Completes the remaining gradients, waits for all means, and gives them to
-  /// the parameters. Collective.
+  /// the parameters. Collective. Throws ConfigError, after that, if gradients
+  /// were added to after they had been sent.
   void finish();
   /// Discards what has begun.
   void abandon();
@@ -130,6 +132,7 @@ class ReplicaReducer {
   [[nodiscard]] std::vector<std::int64_t> own_gradients() const;
   void find_owners(const std::vector<std::int64_t>& own);
   void take(std::size_t index);
+  void require_none_late(const std::set<std::size_t>& late) const;
 
   const TrainableRows& rows_;
   Group group_;
@@ -142,6 +145,7 @@ class ReplicaReducer {
   std::vector<Row> state_;
   std::vector<std::size_t> num_missing_;  // by bucket
   std::vector<FutureTensor> futures_;     // by bucket sent
+  std::set<std::size_t> late_;  // rows added to after they were complete
   bool is_step_ = false;
   bool was_reached_ = false;
   bool is_arranged_ = false;
