@@ -17,13 +17,13 @@ void gather_and_cast(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack) {
-  constexpr auto kKey = c10::DispatchKey::AutocastPrivateUse1;
+  constexpr auto kAutocastKey = c10::DispatchKey::AutocastPrivateUse1;
   if (!gather_host_inputs(op, stack)) {
-    const c10::impl::ExcludeDispatchKeyGuard on_the_host(kKey);
+    const c10::impl::ExcludeDispatchKeyGuard on_the_host(kAutocastKey);
     return op.callBoxed(stack);
   }
   const c10::DispatchKeySet after =
-      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
+      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kAutocastKey);
   op.redispatchBoxed(after | c10::DispatchKeySet(kCasting), stack);
 }
 
