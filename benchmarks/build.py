@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures how long a newcomer and a developer wait, on a clone of this checkout's last commit, without a compiler cache.
 
-usage: build.py            (all figures: some 25 minutes on two idle cores)
+usage: build.py            (all figures: some 40 minutes on two idle cores)
        build.py include    (include_over_torch_s only; needs a LibTorch in .deps)
 
 demo_s, demo_cpu_s    `make demo` in a fresh clone, including the download of LibTorch
@@ -70,10 +70,10 @@ def main():
     try:
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
         wall, cpu = timed(["make", "demo"], clone)
-        report("demo_s", wall, "at most 300")
+        report("demo_s", wall, "at most 240")
         report("demo_cpu_s", cpu, "")
         wall, cpu = timed(["make", "test"], clone)
-        report("test_s", wall, "at most 1200")
+        report("test_s", wall, "at most 900")
         report("test_cpu_s", cpu, "")
         slowest = 0.0
         for source, tests in ONE_FILE.items():
