@@ -133,11 +133,11 @@ void print_meaning(
     environment.set("ACCELERATE_CONFIG_DS_FIELDS", detail::join(fields, ","));
   }
   const std::string precision = settings.text("mixed_precision").value_or("no");
-  const detail::RequestSources sources{
-      .mixed_precision = precision,
-      .precision_is_open = precision == "no",
-      .settings = settings,
-      .environment = std::move(environment)};
+  detail::RequestSources sources;
+  sources.mixed_precision = precision;
+  sources.precision_is_open = precision == "no";
+  sources.settings = settings;
+  sources.environment = std::move(environment);
   const detail::TrainingRequest request =
       detail::read_training_request(sources);
   std::fputs(request.settings.explain().c_str(), stdout);

@@ -76,8 +76,8 @@ TEST(Int8Inputs, GiveTheSameProductsOnADevice) {
   torch::manual_seed(3);
   Tensor x = torch::randn({5, 96});
   x.select(1, 7).mul_(20);
-  const QuantizedWeight weight =
-      quantize_weight(torch::randn({16, 96}), {.type = QuantizationType::int8});
+  const QuantizedWeight weight(
+      torch::randn({16, 96}), {.type = QuantizationType::int8});
   const c10::Device device = testing::pretend_device();
   for (const double threshold : {0.0, 6.0}) {
     const Tensor expected = llm_int8_linear(x, weight, threshold);

@@ -55,11 +55,13 @@ void require_offload_directories(
     return;
   }
   const std::string precision = settings.text("mixed_precision").value_or("no");
-  const detail::TrainingRequest request = detail::read_training_request(
-      {.mixed_precision = precision,
-       .precision_is_open = precision == "no",
-       .settings = with_engine(decision, settings),
-       .environment = environment});
+  detail::RequestSources sources;
+  sources.mixed_precision = precision;
+  sources.precision_is_open = precision == "no";
+  sources.settings = with_engine(decision, settings);
+  sources.environment = environment;
+  const detail::TrainingRequest request =
+      detail::read_training_request(sources);
   if (!request.sharding || !request.sharding->disk) return;
   const std::vector<std::string> complaints =
       detail::directory_complaints(*request.sharding->disk);

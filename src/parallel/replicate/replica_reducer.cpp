@@ -185,9 +185,10 @@ void ReplicaReducer::end_last() {
 void ReplicaReducer::on_gradient(std::size_t row) {
   const std::lock_guard lock(mutex_);
   Row& own = state_[row];
+  if (own.state == State::computed_now && !std::exchange(was_reached_, true))
+    complete_never_used();
   if (own.state == State::complete && !is_step_) late_.insert(row);
   if (own.state != State::computed_now) return;
-  if (!std::exchange(was_reached_, true)) complete_never_used();
   own.has_gradient = true;
   ++own.num_uses;
   if (options_.static_graph && !is_step_) {
