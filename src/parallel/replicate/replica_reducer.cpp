@@ -266,7 +266,8 @@ void ReplicaReducer::finish() {
   require_none_late(late);
 }
 
-// The other ranks have what they wait for, so only this one fails.
+// Called after the collectives: the other ranks have this model's means, and
+// only this one fails.
 void ReplicaReducer::require_none_late(
     const std::set<std::size_t>& late) const {
   if (late.empty()) return;

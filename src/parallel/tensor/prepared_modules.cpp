@@ -11,6 +11,7 @@
 
 #include "base/text/text.h"
 #include "modules/module_tree.h"
+#include "parallel/tensor/module_types.h"
 #include "parallel/tensor/split_planner.h"
 
 namespace accelerate::detail {
@@ -35,11 +36,6 @@ NamedModule outermost_layer(NamedModule found, bool is_first) {
   return found;
 }
 
-template <class... Layers>
-bool is_any_of(const torch::nn::Module& module) {
-  return ((module.as<Layers>() != nullptr) || ...);
-}
-
 // Returns how to call a module that reads its weight first; nothing for other
 // modules.
 std::optional<PreparedModule> prepared_module(const torch::nn::Module& module) {
@@ -55,20 +51,20 @@ std::optional<PreparedModule> prepared_module(const torch::nn::Module& module) {
         .kind = WholeModuleKind::norm,
         .num_mixed_dims = static_cast<std::int64_t>(num_dims)};
   }
-  if (is_any_of<
+  if (is_one_of_types<
           nn::GroupNormImpl,
           nn::BatchNorm1dImpl,
           nn::BatchNorm2dImpl,
           nn::BatchNorm3dImpl>(module))
     return PreparedModule{.kind = WholeModuleKind::norm};
-  if (is_any_of<nn::Conv1dImpl, nn::Conv2dImpl, nn::Conv3dImpl>(module))
+  if (is_one_of_types<nn::Conv1dImpl, nn::Conv2dImpl, nn::Conv3dImpl>(module))
     return PreparedModule{.kind = WholeModuleKind::convolution};
   return std::nullopt;
 }
 
 bool treats_positions_alone(const torch::nn::Module& module) {
   namespace nn = torch::nn;
-  return is_any_of<nn::LinearImpl, nn::EmbeddingImpl, nn::LayerNormImpl>(
+  return is_one_of_types<nn::LinearImpl, nn::EmbeddingImpl, nn::LayerNormImpl>(
       module);
 }
 
